@@ -1,0 +1,20 @@
+EXTENSION = idempotency
+MODULE_big = idempotency
+OBJS = src/idempotency.o
+DATA = sql/idempotency--1.0.sql
+PGFILEDESC = "idempotency - a retried request runs once"
+
+# Named one by one: a wildcard installs nothing in a VPATH build.
+REGRESS =
+ISOLATION =
+REGRESS_OPTS = --inputdir=$(srcdir)/test --load-extension=idempotency
+ISOLATION_OPTS = --load-extension=idempotency
+TAP_TESTS = 1
+
+EXTRA_CLEAN = output_iso results tmp_check
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+
+$(OBJS): src/idempotency.h src/errors.h src/compat.h
