@@ -12,6 +12,152 @@ COMMENT ON SCHEMA idempotency IS 'idempotency: keys, state machines, versions, o
 -- Keys
 ----------------------------------------------------------------------------
 
+-- One row per finished operation, and per lease.  Written by the C code, past
+-- the executor; never touched directly.
+CREATE TABLE idempotency.keys (
+  created_at      timestamptz NOT NULL,
+  expires_at      timestamptz NOT NULL,
+  status          "char" NOT NULL,
+  key             text COLLATE "C" NOT NULL,
+  scope           text COLLATE "C" NOT NULL,
+  response        text,
+  meta            jsonb,
+  request         jsonb,
+  fence           bigint,
+  deadline        timestamptz,
+  attempt         integer,
+  checkpoint      text,
+  checkpoint_data jsonb,
+  PRIMARY KEY (key, scope)
+);
+COMMENT ON TABLE idempotency.keys IS 'internal: one row per finished or leased key';
+COMMENT ON COLUMN idempotency.keys.expires_at IS 'from here on the row counts as absent';
+COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed';
+COMMENT ON COLUMN idempotency.keys.request IS 'fingerprint; NULL: none was given';
+GRANT SELECT, INSERT ON idempotency.keys TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.keys', '');
+
+CREATE TYPE idempotency.claim_result AS (
+  status   text,
+  response text,
+  meta     jsonb
+);
+COMMENT ON TYPE idempotency.claim_result IS 'status: claimed, completed, failed, in_progress, held or mismatch; response and meta as stored, with completed and failed';
+
+CREATE TYPE idempotency.run_result AS (
+  status   text,
+  replayed boolean,
+  response text,
+  meta     jsonb
+);
+COMMENT ON TYPE idempotency.run_result IS 'status: completed, failed, in_progress, held, mismatch or released; replayed: the answer was stored before';
+
+CREATE TYPE idempotency.key_record AS (
+  status          text,
+  response        text,
+  meta            jsonb,
+  fence           bigint,
+  deadline        timestamptz,
+  attempt         integer,
+  checkpoint      text,
+  checkpoint_data jsonb,
+  created_at      timestamptz,
+  expires_at      timestamptz
+);
+COMMENT ON TYPE idempotency.key_record IS 'what is stored under a key; all NULL: nothing';
+
+CREATE FUNCTION idempotency.claim(
+  scope   text,
+  key     text,
+  request jsonb    DEFAULT NULL,
+  ttl     interval DEFAULT NULL,
+  wait    interval DEFAULT NULL
+) RETURNS idempotency.claim_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_claim';
+COMMENT ON FUNCTION idempotency.claim(text, text, jsonb, interval, interval) IS 'may this transaction do the work? request: fingerprint, NULL is not compared; ttl: how long the answer is replayed, NULL is idempotency.default_ttl; wait: for a rival transaction, NULL is idempotency.default_wait, ''0'' does not wait; errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
+
+CREATE FUNCTION idempotency.complete(
+  scope    text,
+  key      text,
+  response text   DEFAULT NULL,
+  meta     jsonb  DEFAULT NULL,
+  fence    bigint DEFAULT NULL
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_complete';
+COMMENT ON FUNCTION idempotency.complete(text, text, text, jsonb, bigint) IS 'stores the answer of this transaction''s claim, to be replayed byte for byte; NULL is an answer too; fence: of a lease; errors: IK002, IK006, 22004, 22023, 25006, 40001';
+
+CREATE FUNCTION idempotency.complete(
+  scope    text,
+  key      text,
+  response anyelement,
+  meta     jsonb  DEFAULT NULL,
+  fence    bigint DEFAULT NULL
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_complete';
+COMMENT ON FUNCTION idempotency.complete(text, text, anyelement, jsonb, bigint) IS 'the same for a response of any type: json and jsonb as their text, a row as JSON, anything else by its output function';
+
+CREATE FUNCTION idempotency.fail(
+  scope    text,
+  key      text,
+  response text   DEFAULT NULL,
+  meta     jsonb  DEFAULT NULL,
+  fence    bigint DEFAULT NULL
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_fail';
+COMMENT ON FUNCTION idempotency.fail(text, text, text, jsonb, bigint) IS 'as complete(), and the replay''s status is failed; what the transaction wrote stays: ROLLBACK TO a savepoint first if it should not';
+
+CREATE FUNCTION idempotency.fail(
+  scope    text,
+  key      text,
+  response anyelement,
+  meta     jsonb  DEFAULT NULL,
+  fence    bigint DEFAULT NULL
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_fail';
+COMMENT ON FUNCTION idempotency.fail(text, text, anyelement, jsonb, bigint) IS 'the same for a response of any type, as complete()';
+
+CREATE FUNCTION idempotency.release(
+  scope text,
+  key   text,
+  fence bigint DEFAULT NULL
+) RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_release';
+COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS 'gives the claim back, the next caller runs; false: there was nothing to give back; errors: 22004, 22023';
+
+CREATE FUNCTION idempotency.once(
+  scope text,
+  key   text,
+  ttl   interval DEFAULT NULL
+) RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_once';
+COMMENT ON FUNCTION idempotency.once(text, text, interval) IS 'claims and completes in one: true the first time only, later and within this transaction''s own claim false; errors: as claim(), and 55P03 while it is in progress elsewhere';
+
+CREATE FUNCTION idempotency.run(
+  scope         text,
+  key           text,
+  function      text,
+  request       jsonb    DEFAULT NULL,
+  ttl           interval DEFAULT NULL,
+  wait          interval DEFAULT NULL,
+  record_errors boolean  DEFAULT false
+) RETURNS idempotency.run_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_run';
+COMMENT ON FUNCTION idempotency.run(text, text, text, jsonb, interval, interval, boolean) IS 'claims, calls function(request jsonb) as the caller and stores what it returns; function: "f" or "f(jsonb)", found by search_path; record_errors: an error of P0001, class 22, 23 or one that PostgreSQL does not use is stored as failed, with sqlstate and message in meta; errors: as claim(), 0A000, 42501, 42883, and those of the function';
+
+CREATE FUNCTION idempotency.lookup(
+  scope text,
+  key   text
+) RETURNS idempotency.key_record
+LANGUAGE c PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'idempotency_lookup';
+COMMENT ON FUNCTION idempotency.lookup(text, text) IS 'reads what is stored under the key, never claims; unknown or expired: all NULL; held: this transaction''s own open claim; errors: 22004, 22023';
+
+CREATE FUNCTION idempotency.forget(
+  scope text,
+  key   text
+) RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_forget';
+COMMENT ON FUNCTION idempotency.forget(text, text) IS 'removes a finished record, so that the key can be used anew; waits for a rival; false: there was none; errors: 22004, 22023, 25006, 40001';
+
 ----------------------------------------------------------------------------
 -- State machines
 ----------------------------------------------------------------------------
@@ -36,7 +182,7 @@ COMMENT ON SCHEMA idempotency IS 'idempotency: keys, state machines, versions, o
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin
 ----------------------------------------------------------------------------
 
--- Who may call what; whatever is in neither list is internal.
+-- Who may call what; whatever is in neither list is internal, or the owner's.
 CREATE FUNCTION idempotency.functions_for(audience text) RETURNS SETOF regprocedure
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -55,7 +201,7 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency.functions_for(text) IS 'internal: the functions that grant_usage (''usage'') and grant_admin (''admin'') are about';
 
--- Definers, so that the grants come from the objects' owner and a dump holds
+-- Definers, so that the grants come from the objects' owner, and a dump holds
 -- plain GRANT statements that any later owner of the extension can repeat.
 CREATE FUNCTION idempotency.grant_usage(role name) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -70,7 +216,7 @@ BEGIN
   END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency.grant_usage(name) IS 'lets a role call what an application calls; error: 42704 unknown role';
+COMMENT ON FUNCTION idempotency.grant_usage(name) IS 'lets a role call what an application calls; errors: 22004 NULL, 42704 unknown role';
 
 CREATE FUNCTION idempotency.revoke_usage(role name) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -79,10 +225,53 @@ AS $$
 DECLARE
   f regprocedure;
 BEGIN
+  PERFORM idempotency.revoke_admin(role);
   FOR f IN SELECT * FROM idempotency.functions_for('usage') LOOP
     EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %I', f, role);
   END LOOP;
   EXECUTE format('REVOKE USAGE ON SCHEMA idempotency FROM %I', role);
 END
 $$;
-COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage gave; error: 42704 unknown role';
+COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; errors: 22004 NULL, 42704 unknown role';
+
+CREATE FUNCTION idempotency.grant_admin(role name) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  f regprocedure;
+  v regclass;
+BEGIN
+  PERFORM idempotency.grant_usage(role);
+  FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
+  END LOOP;
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+    EXECUTE format('GRANT SELECT ON %s TO %I', v, role);
+  END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency.grant_admin(name) IS 'grant_usage, and what an operator calls: the administrative functions and the views; errors: 22004 NULL, 42704 unknown role';
+
+CREATE FUNCTION idempotency.revoke_admin(role name) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  f regprocedure;
+  v regclass;
+BEGIN
+  FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
+    EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %I', f, role);
+  END LOOP;
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+    EXECUTE format('REVOKE SELECT ON %s FROM %I', v, role);
+  END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; errors: 22004 NULL, 42704 unknown role';
+
+-- The owner, superuser or not, has everything and may pass it on.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;
+GRANT USAGE ON SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;

@@ -19,16 +19,20 @@
 	index_beginscan(heap, index, snapshot, nkeys, 0)
 #endif
 
-#if PG_VERSION_NUM < 160000
-#define object_aclcheck(classid, objectid, roleid, mode) \
-	((classid) == ProcedureRelationId ? \
-	 pg_proc_aclcheck(objectid, roleid, mode) : \
-	 (elog(ERROR, "unexpected class %u", classid), ACLCHECK_NO_PRIV))
-
-/* Which indexes an update left to be maintained: before 16, all or none. */
+#if PG_VERSION_NUM >= 160000
+#define compat_insert_index_tuples(rel, slot, estate, update, conflict, which) \
+	ExecInsertIndexTuples(rel, slot, estate, update, true, conflict, NIL, \
+						  (which) == TU_Summarizing)
+#else
+/* which indexes an update left to be maintained: before 16, all or none */
 typedef bool TU_UpdateIndexes;
-#define TU_None				false
-#define TU_Summarizing		(-1)	/* never */
+#define TU_None		false
+#define compat_insert_index_tuples(rel, slot, estate, update, conflict, which) \
+	ExecInsertIndexTuples(rel, slot, estate, update, true, conflict, NIL)
+
+/* we ask about functions only */
+#define object_aclcheck(classid, objectid, roleid, mode) \
+	pg_proc_aclcheck(objectid, roleid, mode)
 #endif
 
 #endif							/* IDEMPOTENCY_COMPAT_H */

@@ -9,10 +9,15 @@
 
 #include <limits.h>
 
+#include "access/htup_details.h"
+#include "funcapi.h"
 #include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/typcache.h"
 
 PG_MODULE_MAGIC;
 
+int			idempotency_debug_hash_bits = 64;
 int			idempotency_default_ttl = 24 * 60 * 60;
 int			idempotency_default_wait = -1;
 
@@ -25,6 +30,15 @@ void		_PG_init(void);
 void
 _PG_init(void)
 {
+	/* a developer's setting: all sessions must agree on it */
+	DefineCustomIntVariable("idempotency.debug_hash_bits",
+							"Shortens the hash behind the keys' locks, to test collisions.",
+							NULL,
+							&idempotency_debug_hash_bits,
+							64, 0, 64,
+							PGC_SUSET, GUC_NOT_IN_SAMPLE | GUC_NO_SHOW_ALL,
+							NULL, NULL, NULL);
+
 	DefineCustomIntVariable("idempotency.default_ttl",
 							"How long an answer is replayed, from its completion, when the caller gives no ttl.",
 							NULL,
@@ -42,4 +56,18 @@ _PG_init(void)
 							NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");
+}
+
+/*
+ * The result of a function that is declared to return a composite type of
+ * ours.  The type's descriptor comes from the type cache: the usual
+ * get_call_result_type() copies it at each call.
+ */
+Datum
+idempotency_result(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+{
+	Oid			type = get_func_rettype(fcinfo->flinfo->fn_oid);
+	TypeCacheEntry *entry = lookup_type_cache(type, TYPECACHE_TUPDESC);
+
+	return HeapTupleGetDatum(heap_form_tuple(entry->tupDesc, values, nulls));
 }

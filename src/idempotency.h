@@ -3,6 +3,14 @@
  * idempotency.h
  *		What the files of this extension share.
  *
+ * Vocabulary: a KEY is a (scope, key) pair that names one operation.  A CLAIM
+ * is the right to carry it out; a claim is SETTLED when it is completed,
+ * failed or released.  A claim in TRANSACTION MODE lives in memory and under a
+ * lock until it is settled, and its row is written once, final.  A LEASE is a
+ * claim that outlives its transaction: a row with a deadline and a FENCE, the
+ * number by which a superseded holder is told from the newest.  A RIVAL is
+ * another transaction that is at work on the same key.
+ *
  *-------------------------------------------------------------------------
  */
 #ifndef IDEMPOTENCY_H
@@ -10,13 +18,133 @@
 
 #include "postgres.h"
 
+#include "access/relscan.h"
+#include "datatype/timestamp.h"
+#include "executor/tuptable.h"
 #include "fmgr.h"
+#include "lib/ilist.h"
+#include "utils/jsonb.h"
+#include "utils/rel.h"
 
 #include "compat.h"
 #include "errors.h"
 
 /* settings (idempotency.c) */
+extern int	idempotency_debug_hash_bits;
 extern int	idempotency_default_ttl;	/* seconds */
 extern int	idempotency_default_wait;	/* milliseconds; -1: endless */
+
+extern Datum idempotency_result(FunctionCallInfo fcinfo,
+								Datum *values, bool *nulls);
+
+/* lock.c: the lock of a key, and waiting for rivals */
+extern uint64 idempotency_lock_hash(const text *scope, const text *key);
+extern bool idempotency_try_lock(uint64 hash);
+extern void idempotency_unlock(uint64 hash);
+extern TimestampTz idempotency_give_up_at(const Interval *wait);
+extern bool idempotency_wait_for_lock(uint64 hash, TimestampTz give_up);
+extern bool idempotency_wait_for_xact(TransactionId xid, TimestampTz give_up);
+
+/* table.c: our own tables, read and written without SQL */
+typedef struct OwnTable OwnTable;
+
+/* what a look at one row found */
+typedef enum RowState
+{
+	ROW_ABSENT,					/* no such row */
+	ROW_FOUND,					/* committed, or our own: it is in the slot */
+	ROW_RIVAL					/* a rival is writing or removing it */
+} RowState;
+
+/* one row of ours, by its primary key, and the lock that goes with it */
+typedef struct RowAccess
+{
+	OwnTable   *table;
+	Relation	rel;
+	TupleTableSlot *slot;		/* the row, after ROW_FOUND */
+	Datum		key[2];			/* the primary key's columns, in its order */
+	RowState	state;			/* what the last look found */
+	TransactionId rival;		/* who is in the way, after ROW_RIVAL */
+	uint64		lock_hash;
+	bool		locked;			/* do we hold the lock? */
+} RowAccess;
+
+extern OwnTable idempotency_keys;
+
+extern void idempotency_open_row(RowAccess *row, OwnTable *table,
+								 Datum key1, Datum key2, uint64 lock_hash,
+								 LOCKMODE lockmode);
+extern void idempotency_close_row(RowAccess *row);
+extern RowState idempotency_try_row(RowAccess *row);
+extern bool idempotency_wait_for_row(RowAccess *row, TimestampTz give_up);
+extern void idempotency_unlock_row(RowAccess *row);
+extern bool idempotency_read_row(RowAccess *row);
+extern bool idempotency_row_is_ours(RowAccess *row);
+extern void idempotency_check_row_visible(RowAccess *row);
+extern void idempotency_insert_row(RowAccess *row, Datum *values, bool *nulls);
+extern void idempotency_update_row(RowAccess *row, Datum *values, bool *nulls);
+extern void idempotency_delete_row(RowAccess *row);
+
+/* claim.c: the claims that this transaction holds */
+typedef struct Claim
+{
+	dlist_node	node;
+	uint64		lock_hash;
+	text	   *scope;
+	text	   *key;
+	Jsonb	   *request;		/* NULL: none was given */
+	Interval   *ttl;			/* NULL: the setting's */
+	TimestampTz created_at;
+	bool		replaces;		/* an old row is there, to be overwritten */
+	int			level;			/* nest level of the owning subtransaction */
+	int			settled;		/* nest level at which it was; 0: open */
+} Claim;
+
+extern Claim *idempotency_add_claim(uint64 lock_hash, const text *scope,
+									const text *key, const Jsonb *request,
+									const Interval *ttl);
+extern Claim *idempotency_find_claim(uint64 lock_hash, const text *scope,
+									 const text *key);
+extern void idempotency_settle_claim(Claim *claim);
+
+/* key.c: keys */
+typedef struct KeyRequest
+{
+	const char *function;		/* for messages */
+	text	   *scope;
+	text	   *key;
+	Jsonb	   *request;		/* NULL: do not compare */
+	Interval   *ttl;			/* NULL: idempotency.default_ttl */
+	Interval   *wait;			/* NULL: idempotency.default_wait */
+} KeyRequest;
+
+typedef enum KeyStatus
+{
+	KEY_CLAIMED,
+	KEY_COMPLETED,
+	KEY_FAILED,
+	KEY_IN_PROGRESS,
+	KEY_HELD,
+	KEY_MISMATCH,
+	KEY_RELEASED				/* of run(): the function gave the key back */
+} KeyStatus;
+
+/* an answer, as stored or to be stored; NULL where there is none */
+typedef struct KeyAnswer
+{
+	text	   *response;
+	Jsonb	   *meta;
+} KeyAnswer;
+
+extern void idempotency_get_identity(FunctionCallInfo fcinfo,
+									 text **scope, text **key);
+extern Datum idempotency_status_datum(KeyStatus status);
+extern KeyStatus idempotency_claim_key(const KeyRequest *request,
+									   KeyAnswer *answer, Claim **claim);
+extern void idempotency_complete_claim(Claim *claim, KeyStatus outcome,
+									   const KeyAnswer *answer);
+extern bool idempotency_read_answer(text *scope, text *key,
+									KeyStatus *status, KeyAnswer *answer);
+extern text *idempotency_response_text(Oid type, Datum value);
 
 #endif							/* IDEMPOTENCY_H */

@@ -1,0 +1,225 @@
+/*-------------------------------------------------------------------------
+ *
+ * lock.c
+ *		The lock of a key, and waiting for rivals.
+ *
+ * Every key has a transaction-level heavyweight lock on a 64-bit hash of
+ * (scope, key).  Whoever claims a key or changes its row holds it meanwhile,
+ * so a rival is answered at once or waits in PostgreSQL's own queue, with
+ * deadlock detection, lock_timeout and cancellation as everywhere.  The locks
+ * make the answer fast and polite; the judge is the unique index.
+ *
+ * Locks are taken and given back under CurTransactionResourceOwner, that is,
+ * on the subtransaction's account: on the portal's, a later statement could
+ * not give back what an earlier one took.  The end of a subtransaction hands
+ * them on or drops them together with the claims it owned (claim.c).
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include <limits.h>
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "storage/proc.h"
+#include "utils/fmgrprotos.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/timestamp.h"
+
+/*
+ * The advisory locks of users carry 1 or 2 in this field (lockfuncs.c); with
+ * another number we never meet theirs.  It shows as objsubid in pg_locks.
+ */
+#define LOCK_SPACE 0x6964
+
+static LockAcquireResult acquire(uint64 hash, bool dont_wait);
+static bool wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up);
+static void set_tag(LOCKTAG *tag, uint64 hash);
+
+/*
+ * The lock's name: a hash of (scope, key).  The scope's hash seeds the key's,
+ * so that ('ab', 'c') and ('a', 'bc') differ.
+ */
+uint64
+idempotency_lock_hash(const text *scope, const text *key)
+{
+	uint64		hash;
+
+	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(scope),
+							   VARSIZE_ANY_EXHDR(scope), 0);
+	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(key),
+							   VARSIZE_ANY_EXHDR(key), hash);
+	if (idempotency_debug_hash_bits < 64)
+		hash &= (UINT64CONST(1) << idempotency_debug_hash_bits) - 1;
+	return hash;
+}
+
+/*
+ * Take the lock if it is free or ours; each success needs an unlock of its
+ * own, or the end of the subtransaction.
+ */
+bool
+idempotency_try_lock(uint64 hash)
+{
+	return acquire(hash, true) != LOCKACQUIRE_NOT_AVAIL;
+}
+
+/* Give back one lock that this subtransaction took. */
+void
+idempotency_unlock(uint64 hash)
+{
+	LOCKTAG		tag;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	set_tag(&tag, hash);
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	LockRelease(&tag, ExclusiveLock, false);
+	CurrentResourceOwner = owner;
+}
+
+/*
+ * When does a call that starts now stop waiting?  NULL stands for
+ * idempotency.default_wait.  DT_NOEND: never; DT_NOBEGIN: it does not wait.
+ * Errors: 22023 for a negative interval, 22008 for an overflowing one.
+ */
+TimestampTz
+idempotency_give_up_at(const Interval *wait)
+{
+	static const Interval zero = {0};
+	int			sign;
+
+	if (wait == NULL)
+	{
+		if (idempotency_default_wait < 0)
+			return DT_NOEND;
+		if (idempotency_default_wait == 0)
+			return DT_NOBEGIN;
+		return TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+										   (int64) idempotency_default_wait);
+	}
+
+	sign = DatumGetInt32(DirectFunctionCall2(interval_cmp,
+											 IntervalPGetDatum(wait),
+											 IntervalPGetDatum(&zero)));
+	if (sign < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("wait must not be negative")));
+	if (sign == 0)
+		return DT_NOBEGIN;
+	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												   TimestampTzGetDatum(GetCurrentTimestamp()),
+												   IntervalPGetDatum(wait)));
+}
+
+/*
+ * Wait for the lock, until give_up at the longest; false: the time ran out.
+ */
+bool
+idempotency_wait_for_lock(uint64 hash, TimestampTz give_up)
+{
+	if (TIMESTAMP_IS_NOEND(give_up))
+	{
+		(void) acquire(hash, false);
+		return true;
+	}
+	return wait_bounded(hash, InvalidTransactionId, give_up);
+}
+
+/*
+ * Wait for the end of a (sub)transaction, until give_up at the longest; false:
+ * the time ran out.  Not to be called with a key's lock in hand: the other one
+ * may need that lock next, which would be a deadlock of our own making.
+ */
+bool
+idempotency_wait_for_xact(TransactionId xid, TimestampTz give_up)
+{
+	if (TIMESTAMP_IS_NOEND(give_up))
+	{
+		XactLockTableWait(xid, NULL, NULL, XLTW_None);
+		return true;
+	}
+	return wait_bounded(0, xid, give_up);
+}
+
+static LockAcquireResult
+acquire(uint64 hash, bool dont_wait)
+{
+	LOCKTAG		tag;
+	LockAcquireResult result;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	set_tag(&tag, hash);
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	result = LockAcquire(&tag, ExclusiveLock, false, dont_wait);
+	CurrentResourceOwner = owner;
+	return result;
+}
+
+/*
+ * Wait for xid if there is one, else for the lock.  The bound is the server's
+ * own lock_timeout, lowered for the wait; it ends in an error, so the wait
+ * stands in a subtransaction that takes the error back.  A lock_timeout of the
+ * user's that ends sooner stays what it is everywhere: an error.
+ */
+static bool
+wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	int			user_timeout = LockTimeout;
+	long		remaining;
+	bool		ours;
+	volatile bool done = false;
+
+	if (TIMESTAMP_IS_NOBEGIN(give_up))
+		return false;
+	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), give_up);
+	if (remaining <= 0)
+		return false;
+	ours = user_timeout == 0 || remaining < user_timeout;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		if (ours)
+			LockTimeout = (int) Min(remaining, INT_MAX);
+		if (TransactionIdIsValid(xid))
+			XactLockTableWait(xid, NULL, NULL, XLTW_None);
+		else
+			(void) acquire(hash, false);
+		LockTimeout = user_timeout;
+		done = true;
+	}
+	PG_CATCH();
+	{
+		LockTimeout = user_timeout;
+		if (!ours || geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+
+	/* what was taken inside passes to the caller's subtransaction */
+	if (done)
+		ReleaseCurrentSubTransaction();
+	else
+		RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return done;
+}
+
+static void
+set_tag(LOCKTAG *tag, uint64 hash)
+{
+	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId,
+						 (uint32) (hash >> 32), (uint32) hash, LOCK_SPACE);
+}

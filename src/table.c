@@ -1,0 +1,501 @@
+/*-------------------------------------------------------------------------
+ *
+ * table.c
+ *		Our own tables, read and written without SQL.
+ *
+ * A row is looked up by its primary key in a scan with a dirty snapshot, and
+ * written with table_tuple_insert and its index entries.  The dirty snapshot
+ * shows what no MVCC snapshot can: the row of a rival that has not committed,
+ * so that we can wait for it, and the row that was committed after our
+ * statement began.  It also takes no predicate lock, so two different keys
+ * never conflict under SERIALIZABLE.
+ *
+ * Writing past the executor is right only for a plain table: no triggers, row
+ * security, checks.  So a table that is not as the install script made it is
+ * refused (55000).  The verdict is kept until a relcache invalidation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/index.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "nodes/execnodes.h"
+#include "storage/bufmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+
+/* one column that the code relies on */
+typedef struct OwnColumn
+{
+	const char *name;
+	Oid			type;
+} OwnColumn;
+
+struct OwnTable
+{
+	const char *name;
+	const OwnColumn *columns;
+	int			natts;
+	int			nkeys;			/* columns of the primary key, at most 2 */
+	AttrNumber	key[2];			/* in the index's order */
+	RegProcedure equal[2];		/* their equality operators' functions */
+
+	/* found at first use, until a relcache invalidation */
+	bool		valid;
+	Oid			relid;
+	Oid			index;
+};
+
+static const OwnColumn keys_columns[] = {
+	{"created_at", TIMESTAMPTZOID},
+	{"expires_at", TIMESTAMPTZOID},
+	{"status", CHAROID},
+	{"key", TEXTOID},
+	{"scope", TEXTOID},
+	{"response", TEXTOID},
+	{"meta", JSONBOID},
+	{"request", JSONBOID},
+	{"fence", INT8OID},
+	{"deadline", TIMESTAMPTZOID},
+	{"attempt", INT4OID},
+	{"checkpoint", TEXTOID},
+	{"checkpoint_data", JSONBOID}
+};
+
+OwnTable	idempotency_keys = {
+	.name = "keys",
+	.columns = keys_columns,
+	.natts = lengthof(keys_columns),
+	.nkeys = 2,
+	.key = {4, 5},
+	.equal = {F_TEXTEQ, F_TEXTEQ}
+};
+
+static OwnTable *const own_tables[] = {&idempotency_keys};
+
+static Relation open_table(OwnTable *table, LOCKMODE lockmode);
+static void examine(OwnTable *table, Relation rel);
+static bool is_plain(OwnTable *table, Relation rel);
+static Oid	find_key_index(OwnTable *table, Relation rel);
+static void forget_verdict(Datum arg, Oid relid);
+static void not_as_made(OwnTable *table) pg_attribute_noreturn();
+static IndexScanDesc begin_scan(RowAccess *row, Relation index,
+								Snapshot snapshot);
+static void look(RowAccess *row);
+static HeapTupleHeader header(RowAccess *row);
+static void write_index_entries(RowAccess *row, TupleTableSlot *slot,
+								bool update, TU_UpdateIndexes update_indexes);
+static void lost_race(void) pg_attribute_noreturn();
+
+/*
+ * Prepare to look at, wait for and write one row, by the columns of the
+ * table's primary key in its order.  lock_hash names the lock that everybody
+ * who changes this row holds.  Error: 55000 if the table was altered.
+ */
+void
+idempotency_open_row(RowAccess *row, OwnTable *table, Datum key1, Datum key2,
+					 uint64 lock_hash, LOCKMODE lockmode)
+{
+	row->table = table;
+	row->rel = open_table(table, lockmode);
+	row->slot = table_slot_create(row->rel, NULL);
+	row->key[0] = key1;
+	row->key[1] = key2;
+	row->state = ROW_ABSENT;
+	row->rival = InvalidTransactionId;
+	row->lock_hash = lock_hash;
+	row->locked = false;
+}
+
+/* The slot goes; the lock stays, if it is held. */
+void
+idempotency_close_row(RowAccess *row)
+{
+	ExecDropSingleTupleTableSlot(row->slot);
+	table_close(row->rel, NoLock);
+}
+
+/*
+ * Try the lock, and look whether or not it was got: a row that is there is
+ * answered without waiting for anybody.  Only a caller who holds the lock
+ * (row->locked) may act on ROW_ABSENT or change what was found.
+ */
+RowState
+idempotency_try_row(RowAccess *row)
+{
+	if (!row->locked)
+		row->locked = idempotency_try_lock(row->lock_hash);
+	look(row);
+	return row->state;
+}
+
+/*
+ * Wait for what stood in the way: the rival who is writing the row, or else
+ * the holder of the lock.  The caller then tries again.  False: give_up came
+ * first.
+ */
+bool
+idempotency_wait_for_row(RowAccess *row, TimestampTz give_up)
+{
+	if (TransactionIdIsValid(row->rival))
+	{
+		/* never with the lock in hand: the rival may ask for it next */
+		idempotency_unlock_row(row);
+		return idempotency_wait_for_xact(row->rival, give_up);
+	}
+	row->locked = idempotency_wait_for_lock(row->lock_hash, give_up);
+	return row->locked;
+}
+
+/* Give the lock back, if it is held. */
+void
+idempotency_unlock_row(RowAccess *row)
+{
+	if (row->locked)
+		idempotency_unlock(row->lock_hash);
+	row->locked = false;
+}
+
+/*
+ * Look without lock or wait at what the transaction may see: the rows of its
+ * snapshot and its own.  For lookups, and for a standby, where an uncommitted
+ * row is absent.
+ */
+bool
+idempotency_read_row(RowAccess *row)
+{
+	Relation	index = index_open(row->table->index, AccessShareLock);
+	Snapshot	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	IndexScanDesc scan = begin_scan(row, index, SnapshotAny);
+	bool		found = false;
+
+	/* SnapshotAny and a check of our own, since that takes no predicate lock */
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, row->slot))
+		found = table_tuple_satisfies_snapshot(row->rel, row->slot, snapshot);
+
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	index_close(index, AccessShareLock);
+	return found;
+}
+
+/* Was the row that was found written by this transaction? */
+bool
+idempotency_row_is_ours(RowAccess *row)
+{
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(header(row)));
+}
+
+/*
+ * Under REPEATABLE READ and above, a row that was committed after the
+ * transaction's snapshot is a lost race (40001), as for ON CONFLICT.
+ */
+void
+idempotency_check_row_visible(RowAccess *row)
+{
+	if (IsolationUsesXactSnapshot() &&
+		!idempotency_row_is_ours(row) &&
+		!table_tuple_satisfies_snapshot(row->rel, row->slot,
+										GetTransactionSnapshot()))
+		lost_race();
+}
+
+/* Insert the row.  Error: 40001 if a rival whom no lock showed was first. */
+void
+idempotency_insert_row(RowAccess *row, Datum *values, bool *nulls)
+{
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(row->rel),
+													&TTSOpsVirtual);
+
+	memcpy(slot->tts_values, values, row->table->natts * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, row->table->natts * sizeof(bool));
+	for (int i = row->table->natts; i < slot->tts_tupleDescriptor->natts; i++)
+		slot->tts_isnull[i] = true;
+	ExecStoreVirtualTuple(slot);
+
+	table_tuple_insert(row->rel, slot, GetCurrentCommandId(true), 0, NULL);
+	write_index_entries(row, slot, false, TU_None);
+	ExecDropSingleTupleTableSlot(slot);
+
+	/* or a second call in the same statement could not change it */
+	CommandCounterIncrement();
+}
+
+/*
+ * Write a new version of the row that was found; columns of other makers stay.
+ * Error: 40001 if a rival whom no lock showed was first.
+ */
+void
+idempotency_update_row(RowAccess *row, Datum *values, bool *nulls)
+{
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(row->rel),
+													&TTSOpsVirtual);
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	TU_UpdateIndexes update_indexes;
+
+	CheckCmdReplicaIdentity(row->rel, CMD_UPDATE);
+
+	slot_getallattrs(row->slot);
+	memcpy(slot->tts_values, row->slot->tts_values,
+		   slot->tts_tupleDescriptor->natts * sizeof(Datum));
+	memcpy(slot->tts_isnull, row->slot->tts_isnull,
+		   slot->tts_tupleDescriptor->natts * sizeof(bool));
+	memcpy(slot->tts_values, values, row->table->natts * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, row->table->natts * sizeof(bool));
+	ExecStoreVirtualTuple(slot);
+
+	if (table_tuple_update(row->rel, &row->slot->tts_tid, slot,
+						   GetCurrentCommandId(true), InvalidSnapshot,
+						   InvalidSnapshot, true, &failure, &lockmode,
+						   &update_indexes) != TM_Ok)
+		lost_race();
+	if (update_indexes != TU_None)
+		write_index_entries(row, slot, true, update_indexes);
+	ExecDropSingleTupleTableSlot(slot);
+
+	CommandCounterIncrement();
+}
+
+/* Delete the row that was found.  Error: 40001 as above. */
+void
+idempotency_delete_row(RowAccess *row)
+{
+	TM_FailureData failure;
+
+	CheckCmdReplicaIdentity(row->rel, CMD_DELETE);
+	if (table_tuple_delete(row->rel, &row->slot->tts_tid,
+						   GetCurrentCommandId(true), InvalidSnapshot,
+						   InvalidSnapshot, true, &failure, false) != TM_Ok)
+		lost_race();
+	CommandCounterIncrement();
+}
+
+/* Open one of our tables, as the install script made it. */
+static Relation
+open_table(OwnTable *table, LOCKMODE lockmode)
+{
+	static bool callback_registered = false;
+
+	if (!callback_registered)
+	{
+		CacheRegisterRelcacheCallback(forget_verdict, (Datum) 0);
+		callback_registered = true;
+	}
+
+	for (;;)
+	{
+		Relation	rel;
+		Oid			relid = table->relid;
+
+		if (!table->valid)
+		{
+			Oid			schema = get_namespace_oid("idempotency", true);
+
+			relid = get_relname_relid(table->name, schema);
+			if (!OidIsValid(relid))
+				not_as_made(table);
+		}
+
+		/* getting the lock also takes in what happened to the table */
+		rel = try_relation_open(relid, lockmode);
+		if (rel != NULL)
+		{
+			if (!table->valid)
+				examine(table, rel);
+			if (table->valid && table->relid == relid)
+				return rel;
+			relation_close(rel, lockmode);
+		}
+	}
+}
+
+/* Is the table as the install script made it?  55000 if not. */
+static void
+examine(OwnTable *table, Relation rel)
+{
+	if (!is_plain(table, rel))
+		not_as_made(table);
+	table->index = find_key_index(table, rel);
+	if (!OidIsValid(table->index))
+		not_as_made(table);
+	table->relid = RelationGetRelid(rel);
+	table->valid = true;
+}
+
+static bool
+is_plain(OwnTable *table, Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	if (rel->rd_rel->relkind != RELKIND_RELATION ||
+		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
+		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
+		rel->trigdesc != NULL ||
+		rel->rd_rules != NULL ||
+		rel->rd_rel->relrowsecurity ||
+		rel->rd_rel->relispartition ||
+		rel->rd_rel->relchecks > 0 ||
+		desc->natts < table->natts)
+		return false;
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (i < table->natts)
+		{
+			if (att->attisdropped ||
+				att->atttypid != table->columns[i].type ||
+				strcmp(NameStr(att->attname), table->columns[i].name) != 0)
+				return false;
+		}
+		else if (!att->attisdropped && (att->attnotnull || att->attgenerated))
+			return false;
+	}
+	return true;
+}
+
+/* The unique index on exactly the primary key's columns; it is the judge. */
+static Oid
+find_key_index(OwnTable *table, Relation rel)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	ListCell   *lc;
+	Oid			found = InvalidOid;
+
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+		Form_pg_index form = index->rd_index;
+		bool		fits;
+
+		fits = form->indisunique && form->indisvalid && form->indisready &&
+			form->indimmediate && form->indnkeyatts == table->nkeys &&
+			index->rd_rel->relam == BTREE_AM_OID &&
+			RelationGetIndexPredicate(index) == NIL;
+		for (int i = 0; fits && i < table->nkeys; i++)
+			fits = form->indkey.values[i] == table->key[i] &&
+				(!OidIsValid(index->rd_indcollation[i]) ||
+				 index->rd_indcollation[i] == C_COLLATION_OID);
+		if (fits)
+			found = RelationGetRelid(index);
+		index_close(index, AccessShareLock);
+	}
+	list_free(indexes);
+	return found;
+}
+
+/* Relcache callback: marks, and neither frees nor looks anything up. */
+static void
+forget_verdict(Datum arg, Oid relid)
+{
+	for (int i = 0; i < lengthof(own_tables); i++)
+	{
+		if (!OidIsValid(relid) || own_tables[i]->relid == relid ||
+			own_tables[i]->index == relid)
+			own_tables[i]->valid = false;
+	}
+}
+
+static void
+not_as_made(OwnTable *table)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table idempotency.%s is not as the extension made it",
+					table->name),
+			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, NOT NULL columns) and restore its primary key, or create the extension again.")));
+}
+
+static IndexScanDesc
+begin_scan(RowAccess *row, Relation index, Snapshot snapshot)
+{
+	OwnTable   *table = row->table;
+	ScanKeyData keys[2];
+	IndexScanDesc scan;
+
+	for (int i = 0; i < table->nkeys; i++)
+		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber,
+							   InvalidOid, index->rd_indcollation[i],
+							   table->equal[i], row->key[i]);
+	scan = compat_index_beginscan(row->rel, index, snapshot, table->nkeys);
+	index_rescan(scan, keys, table->nkeys, NULL, 0);
+	return scan;
+}
+
+/* What is there under this key now, committed or not? */
+static void
+look(RowAccess *row)
+{
+	Relation	index = index_open(row->table->index, AccessShareLock);
+	SnapshotData dirty;
+	IndexScanDesc scan;
+
+	InitDirtySnapshot(dirty);
+	row->state = ROW_ABSENT;
+	row->rival = InvalidTransactionId;
+
+	/* the first version that is not dead tells, HOT chains included */
+	scan = begin_scan(row, index, &dirty);
+	if (index_getnext_slot(scan, ForwardScanDirection, row->slot))
+	{
+		row->rival = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+		row->state = TransactionIdIsValid(row->rival) ? ROW_RIVAL : ROW_FOUND;
+	}
+	index_endscan(scan);
+	index_close(index, AccessShareLock);
+}
+
+static HeapTupleHeader
+header(RowAccess *row)
+{
+	return ExecFetchSlotHeapTuple(row->slot, false, NULL)->t_data;
+}
+
+/*
+ * Maintain every index of the table, whoever made it.  The unique check is the
+ * last word, and it should have nothing to say: whoever writes a row has
+ * looked under the lock.
+ */
+static void
+write_index_entries(RowAccess *row, TupleTableSlot *slot, bool update,
+					TU_UpdateIndexes update_indexes)
+{
+	EState	   *estate = CreateExecutorState();
+	ResultRelInfo *result_rel = makeNode(ResultRelInfo);
+	bool		conflict = false;
+
+	InitResultRelInfo(result_rel, row->rel, 0, NULL, 0);
+	ExecOpenIndices(result_rel, false);
+	compat_insert_index_tuples(result_rel, slot, estate, update, &conflict,
+							   update_indexes);
+	ExecCloseIndices(result_rel);
+	FreeExecutorState(estate);
+	if (conflict)
+		lost_race();
+}
+
+/* Without DETAIL, which would show the key. */
+static void
+lost_race(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access due to a concurrent change of the same key"),
+			 errhint("The transaction might succeed if retried.")));
+}
