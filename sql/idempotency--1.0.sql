@@ -32,7 +32,7 @@ CREATE TABLE idempotency.keys (
 );
 COMMENT ON TABLE idempotency.keys IS 'internal: one row per finished or leased key';
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'from here on the row counts as absent';
-COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed';
+COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed, l leased, r released';
 COMMENT ON COLUMN idempotency.keys.request IS 'fingerprint; NULL: none was given';
 GRANT SELECT, INSERT ON idempotency.keys TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.keys', '');
@@ -65,6 +65,18 @@ CREATE TYPE idempotency.key_record AS (
   expires_at      timestamptz
 );
 COMMENT ON TYPE idempotency.key_record IS 'what is stored under a key; all NULL: nothing';
+
+CREATE TYPE idempotency.lease_result AS (
+  status          text,
+  response        text,
+  meta            jsonb,
+  fence           bigint,
+  deadline        timestamptz,
+  attempt         integer,
+  checkpoint      text,
+  checkpoint_data jsonb
+);
+COMMENT ON TYPE idempotency.lease_result IS 'status, response and meta as in claim_result; with claimed the fence, the deadline, which attempt this is and the last checkpoint of the one before';
 
 CREATE FUNCTION idempotency.claim(
   scope   text,
@@ -158,6 +170,61 @@ CREATE FUNCTION idempotency.forget(
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_forget';
 COMMENT ON FUNCTION idempotency.forget(text, text) IS 'removes a finished record, so that the key can be used anew; waits for a rival; false: there was none; errors: 22004, 22023, 25006, 40001';
 
+-- Leases
+
+CREATE FUNCTION idempotency.lease(
+  scope   text,
+  key     text,
+  lease   interval,
+  request jsonb    DEFAULT NULL,
+  ttl     interval DEFAULT NULL,
+  wait    interval DEFAULT NULL
+) RETURNS idempotency.lease_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_lease';
+COMMENT ON FUNCTION idempotency.lease(text, text, interval, jsonb, interval, interval) IS 'claims the key for work that spans transactions, until the deadline: now + lease, at most idempotency.max_lease; request, ttl and wait as in claim(); errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
+
+CREATE FUNCTION idempotency.extend(
+  scope text,
+  key   text,
+  fence bigint,
+  lease interval
+) RETURNS timestamptz
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_extend';
+COMMENT ON FUNCTION idempotency.extend(text, text, bigint, interval) IS 'the new deadline: now + lease, at most idempotency.max_lease after the grant; NULL: too late, take the lease again; errors: IK002, IK006, 22004, 22008, 22023, 25006';
+
+CREATE FUNCTION idempotency.checkpoint(
+  scope text,
+  key   text,
+  fence bigint,
+  name  text,
+  data  jsonb DEFAULT NULL
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
+COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, jsonb) IS 'notes how far the leased work has come, for whoever takes over; errors: IK002, IK006, 22004, 22023, 25006';
+
+CREATE FUNCTION idempotency.acquire_lock(
+  name  text,
+  lease interval,
+  wait  interval DEFAULT '0'
+) RETURNS bigint
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_acquire_lock';
+COMMENT ON FUNCTION idempotency.acquire_lock(text, interval, interval) IS 'a lock that outlives the transaction, until now + lease: its fence, or NULL if somebody holds it; wait: for a rival transaction, NULL is idempotency.default_wait; errors: as lease()';
+
+CREATE FUNCTION idempotency.renew_lock(
+  name  text,
+  fence bigint,
+  lease interval
+) RETURNS timestamptz
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_renew_lock';
+COMMENT ON FUNCTION idempotency.renew_lock(text, bigint, interval) IS 'the new deadline of the lock, as extend(); NULL: too late; errors: as extend()';
+
+CREATE FUNCTION idempotency.release_lock(
+  name  text,
+  fence bigint
+) RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_release_lock';
+COMMENT ON FUNCTION idempotency.release_lock(text, bigint) IS 'gives the lock back; false: there was nothing to give back; errors: IK002, 22004, 22023, 25006';
+
 ----------------------------------------------------------------------------
 -- State machines
 ----------------------------------------------------------------------------
@@ -192,7 +259,9 @@ AS $$
   WHERE p.pronamespace = 'idempotency'::regnamespace
     AND p.proname = ANY (CASE audience
       WHEN 'usage' THEN ARRAY[
-        'claim', 'complete', 'fail', 'release', 'once', 'run', 'lookup'
+        'claim', 'complete', 'fail', 'release', 'once', 'run', 'lookup',
+        'lease', 'extend', 'checkpoint',
+        'acquire_lock', 'renew_lock', 'release_lock'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget'

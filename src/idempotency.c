@@ -20,6 +20,7 @@ PG_MODULE_MAGIC;
 int			idempotency_debug_hash_bits = 64;
 int			idempotency_default_ttl = 24 * 60 * 60;
 int			idempotency_default_wait = -1;
+int			idempotency_max_lease = 24 * 60 * 60;
 
 void		_PG_init(void);
 
@@ -53,6 +54,14 @@ _PG_init(void)
 							&idempotency_default_wait,
 							-1, -1, INT_MAX,
 							PGC_USERSET, GUC_UNIT_MS,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_lease",
+							"How long a lease can last in all, from its grant, however often it is extended.",
+							NULL,
+							&idempotency_max_lease,
+							24 * 60 * 60, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");

@@ -33,6 +33,7 @@
 extern int	idempotency_debug_hash_bits;
 extern int	idempotency_default_ttl;	/* seconds */
 extern int	idempotency_default_wait;	/* milliseconds; -1: endless */
+extern int	idempotency_max_lease;	/* seconds */
 
 extern Datum idempotency_result(FunctionCallInfo fcinfo,
 								Datum *values, bool *nulls);
@@ -136,8 +137,31 @@ typedef struct KeyAnswer
 	Jsonb	   *meta;
 } KeyAnswer;
 
+/* idempotency.keys.status */
+#define STATUS_COMPLETED	'c'
+#define STATUS_FAILED		'f'
+#define STATUS_LEASED		'l'
+#define STATUS_RELEASED		'r' /* absent, but for its fence and checkpoint */
+
+/* a row of idempotency.keys; NULL or 0 where the column is NULL */
+typedef struct KeyRow
+{
+	TimestampTz created_at;
+	TimestampTz expires_at;
+	char		status;
+	text	   *response;
+	Jsonb	   *meta;
+	Jsonb	   *request;
+	int64		fence;
+	TimestampTz deadline;
+	int32		attempt;
+	text	   *checkpoint;
+	Jsonb	   *checkpoint_data;
+} KeyRow;
+
 extern void idempotency_get_identity(FunctionCallInfo fcinfo,
 									 text **scope, text **key);
+extern void idempotency_check_key(const text *key, const char *name);
 extern Datum idempotency_status_datum(KeyStatus status);
 extern KeyStatus idempotency_claim_key(const KeyRequest *request,
 									   KeyAnswer *answer, Claim **claim);
@@ -146,5 +170,30 @@ extern void idempotency_complete_claim(Claim *claim, KeyStatus outcome,
 extern bool idempotency_read_answer(text *scope, text *key,
 									KeyStatus *status, KeyAnswer *answer);
 extern text *idempotency_response_text(Oid type, Datum value);
+
+extern void idempotency_check_request(const KeyRequest *request);
+extern void idempotency_refuse_to_write(const char *function);
+extern void idempotency_open_key(RowAccess *row, text *scope, text *key,
+								 LOCKMODE lockmode);
+extern KeyStatus idempotency_seize_key(RowAccess *row,
+									   const KeyRequest *request,
+									   TimestampTz give_up,
+									   KeyAnswer *answer);
+extern bool idempotency_mismatch(const Jsonb *a, const Jsonb *b);
+extern void idempotency_lock_key(RowAccess *row);
+extern void idempotency_read_key(RowAccess *row, KeyRow *key);
+extern void idempotency_write_key(RowAccess *row, const KeyRow *key);
+extern void idempotency_take_over(KeyRow *next, const KeyRow *old,
+								  TimestampTz now);
+extern TimestampTz idempotency_expiry(TimestampTz from, const Interval *ttl);
+extern void *idempotency_copy_value(void *value);
+
+/* lease.c: leases */
+extern void idempotency_settle_lease(text *scope, text *key,
+									 KeyStatus outcome,
+									 const KeyAnswer *answer,
+									 const int64 *fence);
+extern bool idempotency_release_lease(text *scope, text *key,
+									  const int64 *fence);
 
 #endif							/* IDEMPOTENCY_H */

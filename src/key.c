@@ -54,10 +54,6 @@ enum
 	KEYS_NATTS
 };
 
-/* idempotency.keys.status */
-#define STATUS_COMPLETED	'c'
-#define STATUS_FAILED		'f'
-
 static const char *const status_names[] = {
 	[KEY_CLAIMED] = "claimed",
 	[KEY_COMPLETED] = "completed",
@@ -76,20 +72,15 @@ PG_FUNCTION_INFO_V1(idempotency_once);
 PG_FUNCTION_INFO_V1(idempotency_lookup);
 PG_FUNCTION_INFO_V1(idempotency_forget);
 
-static void check_request(const KeyRequest *request);
-static void open_key(RowAccess *row, text *scope, text *key,
-					 LOCKMODE lockmode);
-static KeyStatus seize(RowAccess *row, const KeyRequest *request,
-					   TimestampTz give_up, KeyAnswer *answer);
+static bool is_present(const KeyRow *stored, TimestampTz now);
+static KeyStatus stored_status(const KeyRow *stored);
 static KeyStatus judge(RowAccess *row, const Jsonb *request,
 					   KeyAnswer *answer);
-static bool mismatch(const Jsonb *a, const Jsonb *b);
 static void write_answer(RowAccess *row, const Claim *claim,
 						 KeyStatus outcome, const KeyAnswer *answer);
-static TimestampTz expiry(TimestampTz completed_at, const Interval *ttl);
 static Datum settle(FunctionCallInfo fcinfo, KeyStatus outcome);
-static struct varlena *column(RowAccess *row, int col);
-static void refuse_to_write(const char *function);
+static void check_length(const text *value, Size limit, const char *name);
+static void *varlena_or_null(RowAccess *row, int col);
 
 /*
  * claim(scope, key, request, ttl, wait): may this transaction do the work?
@@ -140,22 +131,27 @@ idempotency_fail(PG_FUNCTION_ARGS)
 
 /*
  * release(scope, key, fence): give the claim back, so that the next caller
- * runs; false if there was nothing to give back.
+ * runs; false if there was nothing to give back.  Errors: IK002 for a fence
+ * that was superseded, or none on a leased claim.
  */
 Datum
 idempotency_release(PG_FUNCTION_ARGS)
 {
 	text	   *scope;
 	text	   *key;
+	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
 	Claim	   *claim;
 
 	idempotency_get_identity(fcinfo, &scope, &key);
 	claim = idempotency_find_claim(idempotency_lock_hash(scope, key),
 								   scope, key);
-	if (claim == NULL)
-		PG_RETURN_BOOL(false);
-	idempotency_settle_claim(claim);
-	PG_RETURN_BOOL(true);
+	if (claim != NULL && PG_ARGISNULL(2))
+	{
+		idempotency_settle_claim(claim);
+		PG_RETURN_BOOL(true);
+	}
+	PG_RETURN_BOOL(idempotency_release_lease(scope, key,
+											 PG_ARGISNULL(2) ? NULL : &fence));
 }
 
 /*
@@ -174,14 +170,14 @@ idempotency_once(PG_FUNCTION_ARGS)
 
 	idempotency_get_identity(fcinfo, &request.scope, &request.key);
 	request.ttl = PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2);
-	check_request(&request);
+	idempotency_check_request(&request);
 	give_up = idempotency_give_up_at(NULL);
 
-	open_key(&row, request.scope, request.key, RowExclusiveLock);
+	idempotency_open_key(&row, request.scope, request.key, RowExclusiveLock);
 	if (idempotency_find_claim(row.lock_hash, request.scope, request.key))
 		status = KEY_HELD;
 	else
-		status = seize(&row, &request, give_up, &answer);
+		status = idempotency_seize_key(&row, &request, give_up, &answer);
 	if (status == KEY_CLAIMED)
 	{
 		Claim		claim = {
@@ -211,21 +207,22 @@ idempotency_once(PG_FUNCTION_ARGS)
 Datum
 idempotency_lookup(PG_FUNCTION_ARGS)
 {
-	text	   *scope;
-	text	   *key;
-	RowAccess	row;
-	Datum		values[10] = {0};
-	bool		nulls[10];
 	static const int columns[10] = {
 		COL_STATUS, COL_RESPONSE, COL_META, COL_FENCE, COL_DEADLINE,
 		COL_ATTEMPT, COL_CHECKPOINT, COL_CHECKPOINT_DATA, COL_CREATED_AT,
 		COL_EXPIRES_AT
 	};
+	text	   *scope;
+	text	   *key;
+	RowAccess	row;
+	KeyRow		stored;
+	Datum		values[10] = {0};
+	bool		nulls[10];
 	Datum		result;
 
 	memset(nulls, true, sizeof(nulls));
 	idempotency_get_identity(fcinfo, &scope, &key);
-	open_key(&row, scope, key, AccessShareLock);
+	idempotency_open_key(&row, scope, key, AccessShareLock);
 	if (idempotency_find_claim(row.lock_hash, scope, key))
 	{
 		values[0] = idempotency_status_datum(KEY_HELD);
@@ -233,16 +230,15 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	}
 	else if (idempotency_read_row(&row))
 	{
-		slot_getsomeattrs(row.slot, KEYS_NATTS);
-		if (DatumGetTimestampTz(row.slot->tts_values[COL_EXPIRES_AT]) > GetCurrentTimestamp())
+		idempotency_read_key(&row, &stored);
+		if (is_present(&stored, GetCurrentTimestamp()))
 		{
 			for (int i = 0; i < lengthof(columns); i++)
 			{
 				values[i] = row.slot->tts_values[columns[i]];
 				nulls[i] = row.slot->tts_isnull[columns[i]];
 			}
-			values[0] = idempotency_status_datum(DatumGetChar(values[0]) == STATUS_COMPLETED ?
-												 KEY_COMPLETED : KEY_FAILED);
+			values[0] = idempotency_status_datum(stored_status(&stored));
 		}
 	}
 	result = idempotency_result(fcinfo, values, nulls);
@@ -251,7 +247,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 }
 
 /*
- * forget(scope, key): remove a finished record; false if there was none.  It
+ * forget(scope, key): remove a finished record; false if there is none.  It
  * waits for whoever is at work on the key.
  */
 Datum
@@ -260,21 +256,25 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	text	   *scope;
 	text	   *key;
 	RowAccess	row;
-	bool		removed = false;
+	bool		finished = false;
 
 	idempotency_get_identity(fcinfo, &scope, &key);
-	refuse_to_write("idempotency.forget()");
-	open_key(&row, scope, key, RowExclusiveLock);
-	while (idempotency_try_row(&row) == ROW_RIVAL || !row.locked)
-		(void) idempotency_wait_for_row(&row, DT_NOEND);
+	idempotency_refuse_to_write("idempotency.forget()");
+	idempotency_open_key(&row, scope, key, RowExclusiveLock);
+	idempotency_lock_key(&row);
 	if (row.state == ROW_FOUND)
 	{
-		idempotency_delete_row(&row);
-		removed = true;
+		KeyRow		stored;
+
+		idempotency_read_key(&row, &stored);
+		finished = is_present(&stored, GetCurrentTimestamp()) &&
+			stored.status != STATUS_LEASED;
+		if (finished)
+			idempotency_delete_row(&row);
 	}
 	idempotency_unlock_row(&row);
 	idempotency_close_row(&row);
-	PG_RETURN_BOOL(removed);
+	PG_RETURN_BOOL(finished);
 }
 
 /*
@@ -284,39 +284,23 @@ idempotency_forget(PG_FUNCTION_ARGS)
 void
 idempotency_get_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 {
-	Size		scope_len;
-	Size		key_len;
-
-	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%s must not be null",
-						PG_ARGISNULL(0) ? "scope" : "key")));
-
-	*scope = PG_GETARG_TEXT_PP(0);
-	*key = PG_GETARG_TEXT_PP(1);
-	scope_len = VARSIZE_ANY_EXHDR(*scope);
-	key_len = VARSIZE_ANY_EXHDR(*key);
-	if (scope_len == 0 || key_len == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be empty",
-						scope_len == 0 ? "scope" : "key")));
-	if (scope_len > MAX_SCOPE)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("scope is longer than %d bytes", MAX_SCOPE)));
-	if (key_len > MAX_KEY)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("key is longer than %d bytes", MAX_KEY),
-				 errhint("Use a digest of a long key as the key.")));
-	if (scope_len >= strlen(OWN_SCOPE) &&
+	*scope = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
+	check_length(*scope, MAX_SCOPE, "scope");
+	idempotency_check_key(*key, "key");
+	if (VARSIZE_ANY_EXHDR(*scope) >= strlen(OWN_SCOPE) &&
 		memcmp(VARDATA_ANY(*scope), OWN_SCOPE, strlen(OWN_SCOPE)) == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("scopes that begin with \"%s\" are reserved",
 						OWN_SCOPE)));
+}
+
+/* The same for a key alone; name is what the caller calls it. */
+void
+idempotency_check_key(const text *key, const char *name)
+{
+	check_length(key, MAX_KEY, name);
 }
 
 /* A status by its name in SQL, as text. */
@@ -338,20 +322,20 @@ idempotency_claim_key(const KeyRequest *request, KeyAnswer *answer,
 	RowAccess	row;
 	KeyStatus	status;
 
-	check_request(request);
+	idempotency_check_request(request);
 	give_up = idempotency_give_up_at(request->wait);
 	answer->response = NULL;
 	answer->meta = NULL;
 
-	open_key(&row, request->scope, request->key, AccessShareLock);
+	idempotency_open_key(&row, request->scope, request->key, AccessShareLock);
 	*claim = idempotency_find_claim(row.lock_hash, request->scope,
 									request->key);
 	if (*claim != NULL)
-		status = mismatch((*claim)->request, request->request) ?
+		status = idempotency_mismatch((*claim)->request, request->request) ?
 			KEY_MISMATCH : KEY_HELD;
 	else
 	{
-		status = seize(&row, request, give_up, answer);
+		status = idempotency_seize_key(&row, request, give_up, answer);
 		if (status == KEY_CLAIMED)
 		{
 			*claim = idempotency_add_claim(row.lock_hash, request->scope,
@@ -371,7 +355,7 @@ idempotency_complete_claim(Claim *claim, KeyStatus outcome,
 {
 	RowAccess	row;
 
-	open_key(&row, claim->scope, claim->key, RowExclusiveLock);
+	idempotency_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
 	row.locked = true;
 	if (claim->replaces)
 	{
@@ -395,7 +379,7 @@ idempotency_read_answer(text *scope, text *key, KeyStatus *status,
 	RowAccess	row;
 	bool		found;
 
-	open_key(&row, scope, key, AccessShareLock);
+	idempotency_open_key(&row, scope, key, AccessShareLock);
 	found = idempotency_read_row(&row);
 	if (found)
 		*status = judge(&row, NULL, answer);
@@ -423,22 +407,33 @@ idempotency_response_text(Oid type, Datum value)
 }
 
 /* A ttl must be positive (22023), and so must the moment it leads to (22008). */
-static void
-check_request(const KeyRequest *request)
+void
+idempotency_check_request(const KeyRequest *request)
 {
 	TimestampTz now;
 
 	if (request->ttl == NULL)
 		return;
 	now = GetCurrentTimestamp();
-	if (expiry(now, request->ttl) <= now)
+	if (idempotency_expiry(now, request->ttl) <= now)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("ttl must be positive")));
 }
 
-static void
-open_key(RowAccess *row, text *scope, text *key, LOCKMODE lockmode)
+/* Error 25006 or 25000 where nothing can be written. */
+void
+idempotency_refuse_to_write(const char *function)
+{
+	PreventCommandIfReadOnly(function);
+	if (IsInParallelMode())
+		PreventCommandIfParallelMode(function);
+	PreventCommandDuringRecovery(function);
+}
+
+void
+idempotency_open_key(RowAccess *row, text *scope, text *key,
+					 LOCKMODE lockmode)
 {
 	idempotency_open_row(row, &idempotency_keys, PointerGetDatum(key),
 						 PointerGetDatum(scope),
@@ -446,12 +441,12 @@ open_key(RowAccess *row, text *scope, text *key, LOCKMODE lockmode)
 }
 
 /*
- * The loop at the top of this file.  KEY_CLAIMED leaves the lock held; every
- * other status gives it back.
+ * The loop at the top of this file.  KEY_CLAIMED leaves the lock held, and
+ * what the last look found in the row; every other status gives the lock back.
  */
-static KeyStatus
-seize(RowAccess *row, const KeyRequest *request, TimestampTz give_up,
-	  KeyAnswer *answer)
+KeyStatus
+idempotency_seize_key(RowAccess *row, const KeyRequest *request,
+					  TimestampTz give_up, KeyAnswer *answer)
 {
 	KeyStatus	status;
 
@@ -494,62 +489,81 @@ seize(RowAccess *row, const KeyRequest *request, TimestampTz give_up,
 }
 
 /*
- * What does the row that was found say?  KEY_CLAIMED: nothing, it counts as
- * absent.
+ * Do two requests differ?  Only if both are known; as the operator = of jsonb
+ * compares, so the order of members and 1 against 1.0 make no difference.
  */
-static KeyStatus
-judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
-{
-	Datum	   *values;
-
-	slot_getsomeattrs(row->slot, KEYS_NATTS);
-	values = row->slot->tts_values;
-	if (DatumGetTimestampTz(values[COL_EXPIRES_AT]) <= GetCurrentTimestamp())
-		return KEY_CLAIMED;
-
-	idempotency_check_row_visible(row);
-	if (request != NULL && !row->slot->tts_isnull[COL_REQUEST] &&
-		mismatch(DatumGetJsonbP(values[COL_REQUEST]), request))
-		return KEY_MISMATCH;
-	answer->response = (text *) column(row, COL_RESPONSE);
-	answer->meta = (Jsonb *) column(row, COL_META);
-	return DatumGetChar(values[COL_STATUS]) == STATUS_COMPLETED ?
-		KEY_COMPLETED : KEY_FAILED;
-}
-
-/* Do two requests differ?  Only if both are known; as jsonb's = compares. */
-static bool
-mismatch(const Jsonb *a, const Jsonb *b)
+bool
+idempotency_mismatch(const Jsonb *a, const Jsonb *b)
 {
 	return a != NULL && b != NULL &&
 		compareJsonbContainers(unconstify(JsonbContainer *, &a->root),
 							   unconstify(JsonbContainer *, &b->root)) != 0;
 }
 
-/* Write the final row: over the old one if the last look found it. */
-static void
-write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
-			 const KeyAnswer *answer)
+/*
+ * Take the key's lock and look, waiting for every rival: for those who change
+ * a row that is there.
+ */
+void
+idempotency_lock_key(RowAccess *row)
 {
-	Datum		values[KEYS_NATTS] = {0};
-	bool		nulls[KEYS_NATTS];
+	while (idempotency_try_row(row) == ROW_RIVAL || !row->locked)
+		(void) idempotency_wait_for_row(row, DT_NOEND);
+}
 
-	memset(nulls, true, sizeof(nulls));
-	values[COL_CREATED_AT] = TimestampTzGetDatum(claim->created_at);
-	values[COL_EXPIRES_AT] = TimestampTzGetDatum(expiry(GetCurrentTimestamp(),
-														claim->ttl));
-	values[COL_STATUS] = CharGetDatum(outcome == KEY_COMPLETED ?
-									  STATUS_COMPLETED : STATUS_FAILED);
-	values[COL_KEY] = PointerGetDatum(claim->key);
-	values[COL_SCOPE] = PointerGetDatum(claim->scope);
-	values[COL_RESPONSE] = PointerGetDatum(answer->response);
-	values[COL_META] = PointerGetDatum(answer->meta);
-	values[COL_REQUEST] = PointerGetDatum(claim->request);
-	for (int i = 0; i <= COL_SCOPE; i++)
-		nulls[i] = false;
-	nulls[COL_RESPONSE] = answer->response == NULL;
-	nulls[COL_META] = answer->meta == NULL;
-	nulls[COL_REQUEST] = claim->request == NULL;
+/* The row that was found; what it points to lives as long as the slot. */
+void
+idempotency_read_key(RowAccess *row, KeyRow *key)
+{
+	Datum	   *values;
+
+	slot_getsomeattrs(row->slot, KEYS_NATTS);
+	values = row->slot->tts_values;
+	key->created_at = DatumGetTimestampTz(values[COL_CREATED_AT]);
+	key->expires_at = DatumGetTimestampTz(values[COL_EXPIRES_AT]);
+	key->status = DatumGetChar(values[COL_STATUS]);
+	key->response = varlena_or_null(row, COL_RESPONSE);
+	key->meta = varlena_or_null(row, COL_META);
+	key->request = varlena_or_null(row, COL_REQUEST);
+	key->fence = row->slot->tts_isnull[COL_FENCE] ? 0 :
+		DatumGetInt64(values[COL_FENCE]);
+	key->deadline = row->slot->tts_isnull[COL_DEADLINE] ? 0 :
+		DatumGetTimestampTz(values[COL_DEADLINE]);
+	key->attempt = row->slot->tts_isnull[COL_ATTEMPT] ? 0 :
+		DatumGetInt32(values[COL_ATTEMPT]);
+	key->checkpoint = varlena_or_null(row, COL_CHECKPOINT);
+	key->checkpoint_data = varlena_or_null(row, COL_CHECKPOINT_DATA);
+}
+
+/* Write the row: over the old one if the last look found it. */
+void
+idempotency_write_key(RowAccess *row, const KeyRow *key)
+{
+	Datum		values[KEYS_NATTS] = {
+		[COL_CREATED_AT] = TimestampTzGetDatum(key->created_at),
+		[COL_EXPIRES_AT] = TimestampTzGetDatum(key->expires_at),
+		[COL_STATUS] = CharGetDatum(key->status),
+		[COL_KEY] = row->key[0],
+		[COL_SCOPE] = row->key[1],
+		[COL_RESPONSE] = PointerGetDatum(key->response),
+		[COL_META] = PointerGetDatum(key->meta),
+		[COL_REQUEST] = PointerGetDatum(key->request),
+		[COL_FENCE] = Int64GetDatum(key->fence),
+		[COL_DEADLINE] = TimestampTzGetDatum(key->deadline),
+		[COL_ATTEMPT] = Int32GetDatum(key->attempt),
+		[COL_CHECKPOINT] = PointerGetDatum(key->checkpoint),
+		[COL_CHECKPOINT_DATA] = PointerGetDatum(key->checkpoint_data)
+	};
+	bool		nulls[KEYS_NATTS] = {
+		[COL_RESPONSE] = key->response == NULL,
+		[COL_META] = key->meta == NULL,
+		[COL_REQUEST] = key->request == NULL,
+		[COL_FENCE] = key->fence == 0,
+		[COL_DEADLINE] = key->deadline == 0,
+		[COL_ATTEMPT] = key->attempt == 0,
+		[COL_CHECKPOINT] = key->checkpoint == NULL,
+		[COL_CHECKPOINT_DATA] = key->checkpoint_data == NULL
+	};
 
 	if (row->state == ROW_FOUND)
 		idempotency_update_row(row, values, nulls);
@@ -557,15 +571,127 @@ write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
 		idempotency_insert_row(row, values, nulls);
 }
 
-/* Until when an answer of this moment is replayed.  Error: 22008. */
-static TimestampTz
-expiry(TimestampTz completed_at, const Interval *ttl)
+/*
+ * What a new claim takes over from the row that it replaces.  The fence goes
+ * on growing whatever happened.  From a lease that lapsed or was given back,
+ * and is not forgotten yet, also the count of attempts and the checkpoint, so
+ * that the taker can verify before it repeats.
+ */
+void
+idempotency_take_over(KeyRow *next, const KeyRow *old, TimestampTz now)
+{
+	if (old->fence != 0)
+		next->fence = Max(now, old->fence + 1);
+	if (old->attempt != 0 && old->expires_at > now)
+	{
+		next->created_at = old->created_at;
+		next->attempt = old->attempt + 1;
+		next->checkpoint = old->checkpoint;
+		next->checkpoint_data = old->checkpoint_data;
+		if (next->request == NULL && old->status == STATUS_LEASED)
+			next->request = old->request;
+	}
+}
+
+/*
+ * The moment an interval after another; NULL is idempotency.default_ttl.
+ * Error: 22008.
+ */
+TimestampTz
+idempotency_expiry(TimestampTz from, const Interval *ttl)
 {
 	if (ttl == NULL)
-		return completed_at + idempotency_default_ttl * USECS_PER_SEC;
+		return from + idempotency_default_ttl * USECS_PER_SEC;
 	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
-												   TimestampTzGetDatum(completed_at),
+												   TimestampTzGetDatum(from),
 												   IntervalPGetDatum(ttl)));
+}
+
+/* A varlena out of a slot, to outlive it and its table's lock, or NULL. */
+void *
+idempotency_copy_value(void *value)
+{
+	if (value == NULL)
+		return NULL;
+	if (VARATT_IS_EXTERNAL(value))
+		return detoast_external_attr(value);
+	return memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
+}
+
+/* Does the row count?  A released one does not, nor does an expired one. */
+static bool
+is_present(const KeyRow *stored, TimestampTz now)
+{
+	return stored->status != STATUS_RELEASED && stored->expires_at > now;
+}
+
+static KeyStatus
+stored_status(const KeyRow *stored)
+{
+	switch (stored->status)
+	{
+		case STATUS_COMPLETED:
+			return KEY_COMPLETED;
+		case STATUS_FAILED:
+			return KEY_FAILED;
+		default:
+			return KEY_IN_PROGRESS;
+	}
+}
+
+/*
+ * What does the row that was found say?  KEY_CLAIMED: nothing that stands in
+ * the way of a new claim.
+ */
+static KeyStatus
+judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	KeyRow		stored;
+
+	idempotency_read_key(row, &stored);
+	if (!is_present(&stored, now))
+		return KEY_CLAIMED;
+	if (stored.status != STATUS_LEASED)
+		idempotency_check_row_visible(row);
+	if (request != NULL && stored.request != NULL &&
+		idempotency_mismatch(DatumGetJsonbP(PointerGetDatum(stored.request)),
+							 request))
+		return KEY_MISMATCH;
+	if (stored.status == STATUS_LEASED)
+	{
+		if (stored.deadline <= now)
+			return KEY_CLAIMED;
+		return idempotency_row_is_ours(row) ? KEY_HELD : KEY_IN_PROGRESS;
+	}
+	answer->response = idempotency_copy_value(stored.response);
+	answer->meta = idempotency_copy_value(stored.meta);
+	return stored_status(&stored);
+}
+
+/* Write the final row of a claim in transaction mode. */
+static void
+write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
+			 const KeyAnswer *answer)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	KeyRow		next = {
+		.created_at = claim->created_at,
+		.expires_at = idempotency_expiry(now, claim->ttl),
+		.status = outcome == KEY_COMPLETED ? STATUS_COMPLETED : STATUS_FAILED,
+		.response = answer->response,
+		.meta = answer->meta,
+		.request = claim->request
+	};
+
+	if (row->state == ROW_FOUND)
+	{
+		KeyRow		old;
+
+		idempotency_read_key(row, &old);
+		idempotency_take_over(&next, &old, now);
+	}
+	idempotency_write_key(row, &next);
 }
 
 static Datum
@@ -574,11 +700,13 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 	text	   *scope;
 	text	   *key;
 	KeyAnswer	answer = {NULL, NULL};
+	int64		fence = PG_ARGISNULL(4) ? 0 : PG_GETARG_INT64(4);
 	Claim	   *claim;
 
 	idempotency_get_identity(fcinfo, &scope, &key);
-	refuse_to_write(outcome == KEY_COMPLETED ?
-					"idempotency.complete()" : "idempotency.fail()");
+	idempotency_refuse_to_write(outcome == KEY_COMPLETED ?
+								"idempotency.complete()" :
+								"idempotency.fail()");
 	if (!PG_ARGISNULL(2))
 		answer.response = idempotency_response_text(get_fn_expr_argtype(fcinfo->flinfo, 2),
 													PG_GETARG_DATUM(2));
@@ -587,40 +715,35 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 
 	claim = idempotency_find_claim(idempotency_lock_hash(scope, key),
 								   scope, key);
-	if (claim == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_NO_SUCH_CLAIM),
-				 errmsg("this transaction holds no claim on the key"),
-				 errhint("Claim it in the same transaction, and go on only if the status is \"claimed\".")));
-	if (!PG_ARGISNULL(4))
-		ereport(ERROR,
-				(errcode(ERRCODE_STALE_FENCE),
-				 errmsg("fence is not that of the claim"),
-				 errdetail("The key was claimed in transaction mode, which has no fence.")));
-	idempotency_complete_claim(claim, outcome, &answer);
+	if (claim != NULL && PG_ARGISNULL(4))
+		idempotency_complete_claim(claim, outcome, &answer);
+	else
+		idempotency_settle_lease(scope, key, outcome, &answer,
+								 PG_ARGISNULL(4) ? NULL : &fence);
 	PG_RETURN_VOID();
 }
 
-/* A varlena column of the row that was found, copied, or NULL. */
-static struct varlena *
-column(RowAccess *row, int col)
+static void
+check_length(const text *value, Size limit, const char *name)
 {
-	struct varlena *value;
-
-	if (row->slot->tts_isnull[col])
-		return NULL;
-	value = (struct varlena *) DatumGetPointer(row->slot->tts_values[col]);
-	if (VARATT_IS_EXTERNAL(value))
-		return detoast_external_attr(value);
-	return memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
+	if (value == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", name)));
+	if (VARSIZE_ANY_EXHDR(value) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be empty", name)));
+	if (VARSIZE_ANY_EXHDR(value) > limit)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s is longer than %zu bytes", name, limit),
+				 errhint("Use a digest of it instead.")));
 }
 
-/* Error 25006 or 25000 where nothing can be written. */
-static void
-refuse_to_write(const char *function)
+static void *
+varlena_or_null(RowAccess *row, int col)
 {
-	PreventCommandIfReadOnly(function);
-	if (IsInParallelMode())
-		PreventCommandIfParallelMode(function);
-	PreventCommandDuringRecovery(function);
+	return row->slot->tts_isnull[col] ? NULL :
+		DatumGetPointer(row->slot->tts_values[col]);
 }
