@@ -30,6 +30,8 @@ CREATE TABLE idempotency.keys (
   checkpoint_data jsonb,
   PRIMARY KEY (key, scope)
 );
+-- For in_flight: the C code skips it for every row that is not leased.
+CREATE INDEX keys_leased ON idempotency.keys (deadline) WHERE status = 'l';
 COMMENT ON TABLE idempotency.keys IS 'internal: one row per finished or leased key';
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'from here on the row counts as absent';
 COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed, l leased, r released';
@@ -245,6 +247,88 @@ COMMENT ON FUNCTION idempotency.release_lock(text, bigint) IS 'gives the lock ba
 -- Upkeep and insight
 ----------------------------------------------------------------------------
 
+CREATE FUNCTION idempotency.lock_hash(
+  scope text,
+  key   text
+) RETURNS bigint
+LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_lock_hash_of';
+COMMENT ON FUNCTION idempotency.lock_hash(text, text) IS 'internal: the name of the key''s lock; in pg_locks its halves are classid and objid, objsubid is 26980';
+
+CREATE FUNCTION idempotency.key_writer(
+  scope text,
+  key   text
+) RETURNS xid
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_writer';
+COMMENT ON FUNCTION idempotency.key_writer(text, text) IS 'internal: the open transaction that has written the key''s row, or NULL';
+
+-- The transaction-level locks of our lock space, with who holds them.
+CREATE VIEW idempotency.key_locks AS
+  SELECT (l.classid::bigint << 32) | l.objid::bigint AS lock_hash,
+         l.granted,
+         l.pid,
+         p.gid AS prepared_gid,
+         coalesce(p.prepared, a.xact_start) AS since
+  FROM pg_catalog.pg_locks l
+  LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+  LEFT JOIN pg_catalog.pg_prepared_xacts p
+         ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+  WHERE l.locktype = 'advisory' AND l.objsubid = 26980
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
+COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
+
+CREATE VIEW idempotency.in_flight AS
+  SELECT 'lease' AS mode, k.scope, k.key, k.fence, k.deadline, k.attempt,
+         NULL::integer AS pid, NULL::text AS prepared_gid,
+         '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond' AS since,
+         (SELECT array_agg(w.pid) FROM idempotency.key_locks w
+          WHERE NOT w.granted AND w.lock_hash = h.lock_hash) AS waiting_pids,
+         h.lock_hash
+  FROM idempotency.keys k, LATERAL (SELECT idempotency.lock_hash(k.scope, k.key) AS lock_hash) h
+  WHERE k.status = 'l' AND k.expires_at > pg_catalog.clock_timestamp()
+  UNION ALL
+  SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
+         l.pid, l.prepared_gid, l.since,
+         (SELECT array_agg(w.pid) FROM idempotency.key_locks w
+          WHERE NOT w.granted AND w.lock_hash = l.lock_hash),
+         l.lock_hash
+  FROM idempotency.key_locks l
+  WHERE l.granted;
+COMMENT ON VIEW idempotency.in_flight IS 'who is at work: leases, by scope and key, and the transactions that hold a claim, by the hash of its key (see holder()); since: the grant, or the start of the transaction (NULL if its session is hidden from the caller)';
+
+CREATE FUNCTION idempotency.holder(
+  scope text,
+  key   text
+) RETURNS SETOF idempotency.in_flight
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  hash   bigint := idempotency.lock_hash(scope, key);
+  writer xid := idempotency.key_writer(scope, key);
+BEGIN
+  -- a claim that is still at work holds the lock, a lease has its row
+  RETURN QUERY
+  SELECT f.mode, holder.scope, holder.key, f.fence, f.deadline, f.attempt,
+         f.pid, f.prepared_gid, f.since, f.waiting_pids, f.lock_hash
+  FROM idempotency.in_flight f
+  WHERE f.lock_hash = hash
+    AND (f.mode = 'transaction' OR (f.scope = holder.scope AND f.key = holder.key));
+
+  -- one that has stored its answer, and not committed, holds the row
+  RETURN QUERY
+  SELECT 'transaction', holder.scope, holder.key, NULL::bigint, NULL::timestamptz, NULL::integer,
+         l.pid, p.gid, coalesce(p.prepared, a.xact_start),
+         (SELECT array_agg(w.pid) FROM pg_locks w
+          WHERE NOT w.granted AND w.transactionid = writer),
+         hash
+  FROM pg_locks l
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+  LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = writer;
+END
+$$;
+COMMENT ON FUNCTION idempotency.holder(text, text) IS 'who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
+
 ----------------------------------------------------------------------------
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin
 ----------------------------------------------------------------------------
@@ -264,7 +348,7 @@ AS $$
         'acquire_lock', 'renew_lock', 'release_lock'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
-        'forget'
+        'forget', 'holder', 'lock_hash', 'key_writer'
       ]::name[]
     END)
 $$;

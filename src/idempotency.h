@@ -80,6 +80,7 @@ extern RowState idempotency_try_row(RowAccess *row);
 extern bool idempotency_wait_for_row(RowAccess *row, TimestampTz give_up);
 extern void idempotency_unlock_row(RowAccess *row);
 extern bool idempotency_read_row(RowAccess *row);
+extern TransactionId idempotency_row_writer(RowAccess *row);
 extern bool idempotency_row_is_ours(RowAccess *row);
 extern void idempotency_check_row_visible(RowAccess *row);
 extern void idempotency_insert_row(RowAccess *row, Datum *values, bool *nulls);

@@ -53,11 +53,14 @@ struct OwnTable
 	int			nkeys;			/* columns of the primary key, at most 2 */
 	AttrNumber	key[2];			/* in the index's order */
 	RegProcedure equal[2];		/* their equality operators' functions */
+	const char *partial_index;	/* an index on some of the rows, or NULL */
+	bool		(*in_partial) (const Datum *values);	/* on which? */
 
 	/* found at first use, until a relcache invalidation */
 	bool		valid;
 	Oid			relid;
-	Oid			index;
+	Oid			index;			/* the primary key's */
+	bool		other_indexes;	/* has somebody added one? */
 };
 
 static const OwnColumn keys_columns[] = {
@@ -76,13 +79,17 @@ static const OwnColumn keys_columns[] = {
 	{"checkpoint_data", JSONBOID}
 };
 
+static bool is_leased(const Datum *values);
+
 OwnTable	idempotency_keys = {
 	.name = "keys",
 	.columns = keys_columns,
 	.natts = lengthof(keys_columns),
 	.nkeys = 2,
 	.key = {4, 5},
-	.equal = {F_TEXTEQ, F_TEXTEQ}
+	.equal = {F_TEXTEQ, F_TEXTEQ},
+	.partial_index = "keys_leased",
+	.in_partial = is_leased
 };
 
 static OwnTable *const own_tables[] = {&idempotency_keys};
@@ -90,7 +97,7 @@ static OwnTable *const own_tables[] = {&idempotency_keys};
 static Relation open_table(OwnTable *table, LOCKMODE lockmode);
 static void examine(OwnTable *table, Relation rel);
 static bool is_plain(OwnTable *table, Relation rel);
-static Oid	find_key_index(OwnTable *table, Relation rel);
+static void examine_indexes(OwnTable *table, Relation rel);
 static void forget_verdict(Datum arg, Oid relid);
 static void not_as_made(OwnTable *table) pg_attribute_noreturn();
 static IndexScanDesc begin_scan(RowAccess *row, Relation index,
@@ -191,6 +198,18 @@ idempotency_read_row(RowAccess *row)
 	UnregisterSnapshot(snapshot);
 	index_close(index, AccessShareLock);
 	return found;
+}
+
+/* The open transaction that is writing the row, ours included, or none. */
+TransactionId
+idempotency_row_writer(RowAccess *row)
+{
+	look(row);
+	if (row->state == ROW_RIVAL)
+		return row->rival;
+	if (row->state == ROW_FOUND && idempotency_row_is_ours(row))
+		return HeapTupleHeaderGetXmin(header(row));
+	return InvalidTransactionId;
 }
 
 /* Was the row that was found written by this transaction? */
@@ -330,7 +349,7 @@ examine(OwnTable *table, Relation rel)
 {
 	if (!is_plain(table, rel))
 		not_as_made(table);
-	table->index = find_key_index(table, rel);
+	examine_indexes(table, rel);
 	if (!OidIsValid(table->index))
 		not_as_made(table);
 	table->relid = RelationGetRelid(rel);
@@ -370,34 +389,48 @@ is_plain(OwnTable *table, Relation rel)
 	return true;
 }
 
-/* The unique index on exactly the primary key's columns; it is the judge. */
-static Oid
-find_key_index(OwnTable *table, Relation rel)
+/*
+ * Find the unique index on exactly the primary key's columns, which is the
+ * judge, and whether there are more than our own.
+ */
+static void
+examine_indexes(OwnTable *table, Relation rel)
 {
 	List	   *indexes = RelationGetIndexList(rel);
 	ListCell   *lc;
-	Oid			found = InvalidOid;
 
+	table->index = InvalidOid;
+	table->other_indexes = false;
 	foreach(lc, indexes)
 	{
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
 		Form_pg_index form = index->rd_index;
-		bool		fits;
+		bool		partial = RelationGetIndexPredicate(index) != NIL;
+		bool		is_key;
 
-		fits = form->indisunique && form->indisvalid && form->indisready &&
+		is_key = form->indisunique && form->indisvalid && form->indisready &&
 			form->indimmediate && form->indnkeyatts == table->nkeys &&
-			index->rd_rel->relam == BTREE_AM_OID &&
-			RelationGetIndexPredicate(index) == NIL;
-		for (int i = 0; fits && i < table->nkeys; i++)
-			fits = form->indkey.values[i] == table->key[i] &&
+			index->rd_rel->relam == BTREE_AM_OID && !partial;
+		for (int i = 0; is_key && i < table->nkeys; i++)
+			is_key = form->indkey.values[i] == table->key[i] &&
 				(!OidIsValid(index->rd_indcollation[i]) ||
 				 index->rd_indcollation[i] == C_COLLATION_OID);
-		if (fits)
-			found = RelationGetRelid(index);
+
+		if (is_key && !OidIsValid(table->index))
+			table->index = RelationGetRelid(index);
+		else if (!partial || table->partial_index == NULL ||
+				 strcmp(RelationGetRelationName(index),
+						table->partial_index) != 0)
+			table->other_indexes = true;
 		index_close(index, AccessShareLock);
 	}
 	list_free(indexes);
-	return found;
+}
+
+static bool
+is_leased(const Datum *values)
+{
+	return DatumGetChar(values[2]) == STATUS_LEASED;
 }
 
 /* Relcache callback: marks, and neither frees nor looks anything up. */
@@ -468,24 +501,40 @@ header(RowAccess *row)
 }
 
 /*
- * Maintain every index of the table, whoever made it.  The unique check is the
- * last word, and it should have nothing to say: whoever writes a row has
- * looked under the lock.
+ * Maintain every index of the table, whoever made it; most rows go into that
+ * of the primary key alone.  The unique check is the last word, and it should
+ * have nothing to say: whoever writes a row has looked under the lock.
  */
 static void
 write_index_entries(RowAccess *row, TupleTableSlot *slot, bool update,
 					TU_UpdateIndexes update_indexes)
 {
-	EState	   *estate = CreateExecutorState();
-	ResultRelInfo *result_rel = makeNode(ResultRelInfo);
+	OwnTable   *table = row->table;
 	bool		conflict = false;
 
-	InitResultRelInfo(result_rel, row->rel, 0, NULL, 0);
-	ExecOpenIndices(result_rel, false);
-	compat_insert_index_tuples(result_rel, slot, estate, update, &conflict,
-							   update_indexes);
-	ExecCloseIndices(result_rel);
-	FreeExecutorState(estate);
+	if (table->other_indexes ||
+		(table->in_partial && table->in_partial(slot->tts_values)))
+	{
+		EState	   *estate = CreateExecutorState();
+		ResultRelInfo *result_rel = makeNode(ResultRelInfo);
+
+		InitResultRelInfo(result_rel, row->rel, 0, NULL, 0);
+		ExecOpenIndices(result_rel, false);
+		compat_insert_index_tuples(result_rel, slot, estate, update, &conflict,
+								   update_indexes);
+		ExecCloseIndices(result_rel);
+		FreeExecutorState(estate);
+	}
+	else
+	{
+		Relation	index = index_open(table->index, RowExclusiveLock);
+		bool		nulls[lengthof(row->key)] = {0};
+
+		conflict = !index_insert(index, row->key, nulls, &slot->tts_tid,
+								 row->rel, UNIQUE_CHECK_PARTIAL, update,
+								 makeNode(IndexInfo));
+		index_close(index, RowExclusiveLock);
+	}
 	if (conflict)
 		lost_race();
 }
