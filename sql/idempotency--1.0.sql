@@ -247,6 +247,12 @@ COMMENT ON FUNCTION idempotency.release_lock(text, bigint) IS 'gives the lock ba
 -- Upkeep and insight
 ----------------------------------------------------------------------------
 
+CREATE FUNCTION idempotency.purge(
+  max integer DEFAULT 10000
+) RETURNS bigint
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_purge';
+COMMENT ON FUNCTION idempotency.purge(integer) IS 'removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; fewer than max: that was all; errors: 22004, 22023, 25006';
+
 CREATE FUNCTION idempotency.lock_hash(
   scope text,
   key   text
@@ -348,7 +354,7 @@ AS $$
         'acquire_lock', 'renew_lock', 'release_lock'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
-        'forget', 'holder', 'lock_hash', 'key_writer'
+        'forget', 'purge', 'holder', 'lock_hash', 'key_writer'
       ]::name[]
     END)
 $$;

@@ -11,9 +11,11 @@
 
 #include "access/htup_details.h"
 #include "funcapi.h"
+#include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/typcache.h"
+#include "utils/varlena.h"
 
 PG_MODULE_MAGIC;
 
@@ -21,8 +23,12 @@ int			idempotency_debug_hash_bits = 64;
 int			idempotency_default_ttl = 24 * 60 * 60;
 int			idempotency_default_wait = -1;
 int			idempotency_max_lease = 24 * 60 * 60;
+char	   *idempotency_purge_databases = NULL;
+int			idempotency_purge_interval = 10 * 60;
 
 void		_PG_init(void);
+
+static bool check_databases(char **newval, void **extra, GucSource source);
 
 /*
  * Library start: the settings, sorted by name.  Those that bound what is kept
@@ -64,7 +70,41 @@ _PG_init(void)
 							PGC_SUSET, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
+	DefineCustomStringVariable("idempotency.purge_databases",
+							   "The databases that are purged by themselves.",
+							   "A list of names; effective where the library is in shared_preload_libraries.",
+							   &idempotency_purge_databases,
+							   "",
+							   PGC_SIGHUP, GUC_LIST_INPUT,
+							   check_databases, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.purge_interval",
+							"How often the databases in idempotency.purge_databases are purged.",
+							NULL,
+							&idempotency_purge_interval,
+							10 * 60, 1, INT_MAX / 1000,
+							PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
 	MarkGUCPrefixReserved("idempotency");
+
+	if (process_shared_preload_libraries_in_progress)
+		idempotency_register_launcher();
+}
+
+/* Accept a list of names. */
+static bool
+check_databases(char **newval, void **extra, GucSource source)
+{
+	char	   *names = pstrdup(*newval);
+	List	   *list;
+	bool		ok = SplitGUCList(names, ',', &list);
+
+	if (!ok)
+		GUC_check_errdetail("List syntax is invalid.");
+	list_free(list);
+	pfree(names);
+	return ok;
 }
 
 /*

@@ -24,6 +24,7 @@
 #include "fmgr.h"
 #include "lib/ilist.h"
 #include "utils/jsonb.h"
+#include "storage/block.h"
 #include "utils/rel.h"
 
 #include "compat.h"
@@ -34,6 +35,8 @@ extern int	idempotency_debug_hash_bits;
 extern int	idempotency_default_ttl;	/* seconds */
 extern int	idempotency_default_wait;	/* milliseconds; -1: endless */
 extern int	idempotency_max_lease;	/* seconds */
+extern char *idempotency_purge_databases;
+extern int	idempotency_purge_interval; /* seconds */
 
 extern Datum idempotency_result(FunctionCallInfo fcinfo,
 								Datum *values, bool *nulls);
@@ -72,6 +75,7 @@ typedef struct RowAccess
 
 extern OwnTable idempotency_keys;
 
+extern Relation idempotency_open_table(OwnTable *table, LOCKMODE lockmode);
 extern void idempotency_open_row(RowAccess *row, OwnTable *table,
 								 Datum key1, Datum key2, uint64 lock_hash,
 								 LOCKMODE lockmode);
@@ -150,6 +154,8 @@ typedef struct KeyRow
 	TimestampTz created_at;
 	TimestampTz expires_at;
 	char		status;
+	text	   *key;
+	text	   *scope;
 	text	   *response;
 	Jsonb	   *meta;
 	Jsonb	   *request;
@@ -182,7 +188,7 @@ extern KeyStatus idempotency_seize_key(RowAccess *row,
 									   KeyAnswer *answer);
 extern bool idempotency_mismatch(const Jsonb *a, const Jsonb *b);
 extern void idempotency_lock_key(RowAccess *row);
-extern void idempotency_read_key(RowAccess *row, KeyRow *key);
+extern void idempotency_read_key(TupleTableSlot *slot, KeyRow *key);
 extern void idempotency_write_key(RowAccess *row, const KeyRow *key);
 extern void idempotency_take_over(KeyRow *next, const KeyRow *old,
 								  TimestampTz now);
@@ -196,5 +202,28 @@ extern void idempotency_settle_lease(text *scope, text *key,
 									 const int64 *fence);
 extern bool idempotency_release_lease(text *scope, text *key,
 									  const int64 *fence);
+
+/* purge.c: removing what has expired */
+#define PURGEABLES 1			/* kinds of rows that expire */
+
+typedef struct SweepPosition
+{
+	bool		started;
+	BlockNumber next;
+	BlockNumber left;			/* blocks still to be seen */
+} SweepPosition;
+
+typedef struct Sweep
+{
+	SweepPosition positions[PURGEABLES];
+} Sweep;
+
+extern void idempotency_begin_sweep(Sweep *sweep);
+extern int64 idempotency_sweep(Sweep *sweep, int64 max,
+							   BlockNumber max_blocks);
+extern bool idempotency_sweep_ended(const Sweep *sweep);
+
+/* worker.c: purging by itself */
+extern void idempotency_register_launcher(void);
 
 #endif							/* IDEMPOTENCY_H */

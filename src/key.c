@@ -84,7 +84,7 @@ static void write_answer(RowAccess *row, const Claim *claim,
 						 KeyStatus outcome, const KeyAnswer *answer);
 static Datum settle(FunctionCallInfo fcinfo, KeyStatus outcome);
 static void check_length(const text *value, Size limit, const char *name);
-static void *varlena_or_null(RowAccess *row, int col);
+static void *varlena_or_null(TupleTableSlot *slot, int col);
 
 /*
  * claim(scope, key, request, ttl, wait): may this transaction do the work?
@@ -234,7 +234,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	}
 	else if (idempotency_read_row(&row))
 	{
-		idempotency_read_key(&row, &stored);
+		idempotency_read_key(row.slot, &stored);
 		if (is_present(&stored, GetCurrentTimestamp()))
 		{
 			for (int i = 0; i < lengthof(columns); i++)
@@ -270,7 +270,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	{
 		KeyRow		stored;
 
-		idempotency_read_key(&row, &stored);
+		idempotency_read_key(row.slot, &stored);
 		finished = is_present(&stored, GetCurrentTimestamp()) &&
 			stored.status != STATUS_LEASED;
 		if (finished)
@@ -546,28 +546,30 @@ idempotency_lock_key(RowAccess *row)
 		(void) idempotency_wait_for_row(row, DT_NOEND);
 }
 
-/* The row that was found; what it points to lives as long as the slot. */
+/* The row in a slot; what it points to lives as long as the slot does. */
 void
-idempotency_read_key(RowAccess *row, KeyRow *key)
+idempotency_read_key(TupleTableSlot *slot, KeyRow *key)
 {
 	Datum	   *values;
 
-	slot_getsomeattrs(row->slot, KEYS_NATTS);
-	values = row->slot->tts_values;
+	slot_getsomeattrs(slot, KEYS_NATTS);
+	values = slot->tts_values;
 	key->created_at = DatumGetTimestampTz(values[COL_CREATED_AT]);
 	key->expires_at = DatumGetTimestampTz(values[COL_EXPIRES_AT]);
 	key->status = DatumGetChar(values[COL_STATUS]);
-	key->response = varlena_or_null(row, COL_RESPONSE);
-	key->meta = varlena_or_null(row, COL_META);
-	key->request = varlena_or_null(row, COL_REQUEST);
-	key->fence = row->slot->tts_isnull[COL_FENCE] ? 0 :
+	key->key = varlena_or_null(slot, COL_KEY);
+	key->scope = varlena_or_null(slot, COL_SCOPE);
+	key->response = varlena_or_null(slot, COL_RESPONSE);
+	key->meta = varlena_or_null(slot, COL_META);
+	key->request = varlena_or_null(slot, COL_REQUEST);
+	key->fence = slot->tts_isnull[COL_FENCE] ? 0 :
 		DatumGetInt64(values[COL_FENCE]);
-	key->deadline = row->slot->tts_isnull[COL_DEADLINE] ? 0 :
+	key->deadline = slot->tts_isnull[COL_DEADLINE] ? 0 :
 		DatumGetTimestampTz(values[COL_DEADLINE]);
-	key->attempt = row->slot->tts_isnull[COL_ATTEMPT] ? 0 :
+	key->attempt = slot->tts_isnull[COL_ATTEMPT] ? 0 :
 		DatumGetInt32(values[COL_ATTEMPT]);
-	key->checkpoint = varlena_or_null(row, COL_CHECKPOINT);
-	key->checkpoint_data = varlena_or_null(row, COL_CHECKPOINT_DATA);
+	key->checkpoint = varlena_or_null(slot, COL_CHECKPOINT);
+	key->checkpoint_data = varlena_or_null(slot, COL_CHECKPOINT_DATA);
 }
 
 /* Write the row: over the old one if the last look found it. */
@@ -694,7 +696,7 @@ judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
 	TimestampTz now = GetCurrentTimestamp();
 	KeyRow		stored;
 
-	idempotency_read_key(row, &stored);
+	idempotency_read_key(row->slot, &stored);
 	if (!is_present(&stored, now))
 		return KEY_CLAIMED;
 	if (stored.status != STATUS_LEASED)
@@ -733,7 +735,7 @@ write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
 	{
 		KeyRow		old;
 
-		idempotency_read_key(row, &old);
+		idempotency_read_key(row->slot, &old);
 		idempotency_take_over(&next, &old, now);
 	}
 	idempotency_write_key(row, &next);
@@ -787,8 +789,8 @@ check_length(const text *value, Size limit, const char *name)
 }
 
 static void *
-varlena_or_null(RowAccess *row, int col)
+varlena_or_null(TupleTableSlot *slot, int col)
 {
-	return row->slot->tts_isnull[col] ? NULL :
-		DatumGetPointer(row->slot->tts_values[col]);
+	return slot->tts_isnull[col] ? NULL :
+		DatumGetPointer(slot->tts_values[col]);
 }

@@ -286,7 +286,7 @@ take_lease(const KeyRequest *request, const Interval *lease,
 		{
 			KeyRow		old;
 
-			idempotency_read_key(&row, &old);
+			idempotency_read_key(row.slot, &old);
 			idempotency_take_over(granted, &old, now);
 		}
 		granted->deadline = deadline_at(now, lease, granted->fence);
@@ -384,7 +384,7 @@ find_lease(RowAccess *row, text *scope, text *key, const int64 *fence,
 	idempotency_lock_key(row);
 	if (row->state == ROW_FOUND)
 	{
-		idempotency_read_key(row, lease);
+		idempotency_read_key(row->slot, lease);
 		if (lease->expires_at <= GetCurrentTimestamp())
 			row->state = ROW_ABSENT;
 	}

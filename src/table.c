@@ -94,7 +94,6 @@ OwnTable	idempotency_keys = {
 
 static OwnTable *const own_tables[] = {&idempotency_keys};
 
-static Relation open_table(OwnTable *table, LOCKMODE lockmode);
 static void examine(OwnTable *table, Relation rel);
 static bool is_plain(OwnTable *table, Relation rel);
 static void examine_indexes(OwnTable *table, Relation rel);
@@ -108,6 +107,45 @@ static void write_index_entries(RowAccess *row, TupleTableSlot *slot,
 								bool update, TU_UpdateIndexes update_indexes);
 static void lost_race(void) pg_attribute_noreturn();
 
+/* Open one of our tables, as the install script made it; 55000 if it is not. */
+Relation
+idempotency_open_table(OwnTable *table, LOCKMODE lockmode)
+{
+	static bool callback_registered = false;
+
+	if (!callback_registered)
+	{
+		CacheRegisterRelcacheCallback(forget_verdict, (Datum) 0);
+		callback_registered = true;
+	}
+
+	for (;;)
+	{
+		Relation	rel;
+		Oid			relid = table->relid;
+
+		if (!table->valid)
+		{
+			Oid			schema = get_namespace_oid("idempotency", true);
+
+			relid = get_relname_relid(table->name, schema);
+			if (!OidIsValid(relid))
+				not_as_made(table);
+		}
+
+		/* getting the lock also takes in what happened to the table */
+		rel = try_relation_open(relid, lockmode);
+		if (rel != NULL)
+		{
+			if (!table->valid)
+				examine(table, rel);
+			if (table->valid && table->relid == relid)
+				return rel;
+			relation_close(rel, lockmode);
+		}
+	}
+}
+
 /*
  * Prepare to look at, wait for and write one row, by the columns of the
  * table's primary key in its order.  lock_hash names the lock that everybody
@@ -118,7 +156,7 @@ idempotency_open_row(RowAccess *row, OwnTable *table, Datum key1, Datum key2,
 					 uint64 lock_hash, LOCKMODE lockmode)
 {
 	row->table = table;
-	row->rel = open_table(table, lockmode);
+	row->rel = idempotency_open_table(table, lockmode);
 	row->slot = table_slot_create(row->rel, NULL);
 	row->key[0] = key1;
 	row->key[1] = key2;
@@ -302,45 +340,6 @@ idempotency_delete_row(RowAccess *row)
 						   InvalidSnapshot, true, &failure, false) != TM_Ok)
 		lost_race();
 	CommandCounterIncrement();
-}
-
-/* Open one of our tables, as the install script made it. */
-static Relation
-open_table(OwnTable *table, LOCKMODE lockmode)
-{
-	static bool callback_registered = false;
-
-	if (!callback_registered)
-	{
-		CacheRegisterRelcacheCallback(forget_verdict, (Datum) 0);
-		callback_registered = true;
-	}
-
-	for (;;)
-	{
-		Relation	rel;
-		Oid			relid = table->relid;
-
-		if (!table->valid)
-		{
-			Oid			schema = get_namespace_oid("idempotency", true);
-
-			relid = get_relname_relid(table->name, schema);
-			if (!OidIsValid(relid))
-				not_as_made(table);
-		}
-
-		/* getting the lock also takes in what happened to the table */
-		rel = try_relation_open(relid, lockmode);
-		if (rel != NULL)
-		{
-			if (!table->valid)
-				examine(table, rel);
-			if (table->valid && table->relid == relid)
-				return rel;
-			relation_close(rel, lockmode);
-		}
-	}
 }
 
 /* Is the table as the install script made it?  55000 if not. */

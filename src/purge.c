@@ -1,0 +1,196 @@
+/*-------------------------------------------------------------------------
+ *
+ * purge.c
+ *		purge(): remove what has expired.
+ *
+ * An expired row counts as absent whether or not it has been removed, so there
+ * is no hurry, and no index on the expiry, which every claim would pay for.
+ * Instead a table is swept from end to end.  A sweep that ran every hour over
+ * answers that are kept for a day would leave 1/24 of the rows too many.
+ *
+ * A row is removed only under its key's lock, which is tried and never waited
+ * for: so nothing is taken from under a claim that is about to overwrite it.
+ * The scan has a dirty snapshot: it shows which rows are being changed, and
+ * takes no predicate lock.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/heapam.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "common/pg_prng.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+PG_FUNCTION_INFO_V1(idempotency_purge);
+
+/* one kind of row that expires */
+typedef struct Purgeable
+{
+	OwnTable   *table;
+	/* has the row in the slot expired? then also the hash of its lock */
+	bool		(*expired) (TupleTableSlot *slot, TimestampTz now, uint64 *hash);
+} Purgeable;
+
+static bool key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash);
+
+static const Purgeable purgeables[] = {
+	{&idempotency_keys, key_expired}
+};
+
+StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
+				 "PURGEABLES must count them");
+
+static int64 sweep_table(const Purgeable *what, int64 max,
+						 BlockNumber max_blocks, SweepPosition *position);
+static bool remove_row(Relation rel, TupleTableSlot *slot, uint64 hash);
+
+/*
+ * purge(max): remove up to max expired rows, of all kinds together, and say
+ * how many; fewer than max: that was all.  Errors: 22004 NULL, 22023 not
+ * positive, 25006.
+ */
+Datum
+idempotency_purge(PG_FUNCTION_ARGS)
+{
+	/* where the last call of this session ended: only a hint */
+	static Sweep sweep;
+	int32		max;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("max must not be null")));
+	max = PG_GETARG_INT32(0);
+	if (max <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max must be positive")));
+	idempotency_refuse_to_write("idempotency.purge()");
+
+	idempotency_begin_sweep(&sweep);
+	PG_RETURN_INT64(idempotency_sweep(&sweep, max, MaxBlockNumber));
+}
+
+/*
+ * Begin to go once round every table: from where the last sweep stopped, or
+ * from anywhere, so that calls that are cut short cover all of it in time.
+ */
+void
+idempotency_begin_sweep(Sweep *sweep)
+{
+	for (int i = 0; i < PURGEABLES; i++)
+		sweep->positions[i].left = InvalidBlockNumber;
+}
+
+/*
+ * Go on with a sweep, for max rows or max_blocks of each table at the most.
+ * Says how many rows were removed.
+ */
+int64
+idempotency_sweep(Sweep *sweep, int64 max, BlockNumber max_blocks)
+{
+	int64		removed = 0;
+
+	for (int i = 0; i < PURGEABLES && removed < max; i++)
+		removed += sweep_table(&purgeables[i], max - removed, max_blocks,
+							   &sweep->positions[i]);
+	return removed;
+}
+
+/* Has a sweep gone all the way round? */
+bool
+idempotency_sweep_ended(const Sweep *sweep)
+{
+	for (int i = 0; i < PURGEABLES; i++)
+		if (sweep->positions[i].left > 0)
+			return false;
+	return true;
+}
+
+static int64
+sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
+			SweepPosition *position)
+{
+	Relation	rel = idempotency_open_table(what->table, RowExclusiveLock);
+	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
+	BlockNumber seen;
+	int64		removed = 0;
+
+	position->left = Min(position->left, blocks);
+	if (!position->started || position->next >= blocks)
+	{
+		position->started = true;
+		position->next = blocks == 0 ? 0 :
+			pg_prng_uint64_range(&pg_global_prng_state, 0, blocks - 1);
+	}
+	seen = Min(position->left, max_blocks);
+	if (seen > 0)
+	{
+		BlockNumber start = position->next;
+		TupleTableSlot *slot = table_slot_create(rel, NULL);
+		TimestampTz now = GetCurrentTimestamp();
+		SnapshotData dirty;
+		TableScanDesc scan;
+
+		InitDirtySnapshot(dirty);
+		scan = table_beginscan_strat(rel, &dirty, 0, NULL, true, false);
+		heap_setscanlimits(scan, start, seen);
+		while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		{
+			uint64		hash;
+
+			CHECK_FOR_INTERRUPTS();
+			if (TransactionIdIsValid(dirty.xmin) ||
+				TransactionIdIsValid(dirty.xmax) ||
+				!what->expired(slot, now, &hash) ||
+				!remove_row(rel, slot, hash))
+				continue;
+			if (++removed == max)
+			{
+				/* the block that we stop in is not done yet */
+				seen = (ItemPointerGetBlockNumber(&slot->tts_tid) - start + blocks) % blocks;
+				break;
+			}
+		}
+		table_endscan(scan);
+		ExecDropSingleTupleTableSlot(slot);
+		position->next = (start + seen) % blocks;
+		position->left -= seen;
+		CommandCounterIncrement();
+	}
+	table_close(rel, NoLock);
+	return removed;
+}
+
+/* Remove the row, unless somebody is at work on its key. */
+static bool
+remove_row(Relation rel, TupleTableSlot *slot, uint64 hash)
+{
+	TM_FailureData failure;
+	TM_Result	result;
+
+	if (!idempotency_try_lock(hash))
+		return false;
+	result = table_tuple_delete(rel, &slot->tts_tid,
+								GetCurrentCommandId(true), InvalidSnapshot,
+								InvalidSnapshot, false, &failure, false);
+	idempotency_unlock(hash);
+	return result == TM_Ok;
+}
+
+static bool
+key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
+{
+	KeyRow		key;
+
+	idempotency_read_key(slot, &key);
+	if (key.expires_at > now)
+		return false;
+	*hash = idempotency_lock_hash(key.scope, key.key);
+	return true;
+}
