@@ -61,14 +61,15 @@ need() {
 }
 
 # Installs what need() noted, by apt and only as root; else says what to do.
+# One at a time, as checks run side by side.
 install_missing() {
 	((${#missing[@]})) || return 0
 	say "missing: ${missing[*]}"
 	if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
 		give_up "install it first, as root on Debian: apt-get install ${missing[*]} (elsewhere set PG_CONFIG to the pg_config of the server to test)"
 	fi
-	export DEBIAN_FRONTEND=noninteractive
-	apt-get -qq update </dev/null && apt-get -qq install --no-install-recommends "${missing[@]}" </dev/null >/dev/null ||
+	DEBIAN_FRONTEND=noninteractive flock /run/lock/idempotency-apt.lock \
+		sh -c 'apt-get -qq update && apt-get -qq install --no-install-recommends "$@" >/dev/null' sh "${missing[@]}" </dev/null ||
 		give_up "could not install ${missing[*]}"
 	missing=()
 }
@@ -91,10 +92,7 @@ prepare() {
 
 	need_postgres
 	install_missing
-	work=$(mktemp -d /tmp/idempotency.XXXXXX) || give_up 'could not make a directory in /tmp'
-	trap clean_up EXIT
-	trap 'exit 130' INT TERM HUP
-	chmod 755 "$work"
+	make_work
 	mkdir "$work/src"
 	tar -C "$root" -c --exclude=./.git . | tar -C "$work/src" -x --no-same-owner
 
@@ -117,11 +115,22 @@ prepare() {
 	as_user make -s -C "$work/src" PG_CONFIG="$PG_CONFIG" clean >/dev/null
 }
 
+# Makes $work, which is gone when the run ends, however it ends.
+make_work() {
+	work=$(mktemp -d /tmp/idempotency.XXXXXX) || give_up 'could not make a directory in /tmp'
+	trap clean_up EXIT
+	trap 'exit 130' INT TERM HUP
+	chmod 755 "$work"
+}
+
 # Stops what a broken run may have left, then removes $work.
 clean_up() {
-	local pid_file
-	for pid_file in $(find "$work" -name postmaster.pid 2>/dev/null); do
-		kill -QUIT "$(head -n 1 "$pid_file")" 2>/dev/null
+	local pid
+	for pid in $(jobs -p); do
+		kill -- "-$pid" && wait "$pid"
+	done 2>/dev/null
+	for pid in $(find "$work" -name postmaster.pid -exec head -n 1 {} \; 2>/dev/null); do
+		kill -QUIT "$pid" 2>/dev/null
 	done
 	rm -rf "$work"
 }
@@ -139,12 +148,13 @@ make_variable() {
 }
 
 # suite NAME LISTED MAKE-ARGUMENT...: runs one suite, its output to the screen
-# and to $work/NAME.log.  A suite has 10 minutes.
+# and to $work/NAME.log.
+suite_seconds=600
 suite() {
 	local name=$1 listed=$2
 	shift 2
 	say "$name: $listed listed"
-	as_user timeout --kill-after=10 600 make -s -C "$work/src" PG_CONFIG="$PG_CONFIG" installcheck "$@" \
+	as_user timeout --kill-after=10 $suite_seconds make -s -C "$work/src" PG_CONFIG="$PG_CONFIG" installcheck "$@" \
 		</dev/null 2>&1 | tee "$work/$name.log"
 	return "${PIPESTATUS[0]}"
 }
@@ -187,9 +197,7 @@ tap_suite() {
 	bad=$(grep -E '^not ok [0-9]+' "$log" | grep -vcE '# todo' -i)
 	bad=$((bad + $(grep -cE '^t/.*\(Wstat: .* Failed: 0\)' "$log")))
 	((ok + bad > 0)) || bad=$listed
-	if grep -iE '^ok.*# skip|\.\. skipped:|^1\.\.0 # skip' "$log"; then
-		say 'the lines above were skipped'
-	fi
+	sed -nE 's/^ok [0-9]+ .*# skip/not run:/Ip; s/^(t\/.*[^ .]) *\.\.+ skipped:/not run: \1:/p' "$log"
 	count "$ok" "$bad" $status && return
 	for name in $(sed -nE 's/^t\/(.*)\.pl +\(Wstat: .*/\1/p' "$log"); do
 		say "end of the log of $name"
@@ -197,9 +205,62 @@ tap_suite() {
 	done
 }
 
+# What no test may leave in a server's log, whether or not one noticed: a failed
+# assertion, a sanitizer's report, a crash (9 is the tests' own kill), a leak.
+server_logs() {
+	local found
+	found=$(grep -rnE 'TRAP: |runtime error: |terminated by signal ([1-8]|1[0-9])\b|WARNING: .*(leak|not closed|you don.t own a lock)' \
+		"$work"/src/log "$work"/src/output_iso/log "$work"/src/tmp_check/log --include='*.log' 2>/dev/null)
+	[ "$found" ] || return 0
+	say 'in the logs of the servers'
+	echo "$found" | head -n 40
+	failed=$((failed + 1))
+}
+
 # Every suite, each run even if one before it failed.
 run_suites() {
 	regress_suite regress REGRESS regression.diffs ISOLATION= TAP_TESTS=
 	regress_suite isolation ISOLATION output_iso/regression.diffs REGRESS= TAP_TESTS=
 	tap_suite
+	server_logs
+}
+
+# part NAME COMMAND...: starts a check of its own, which ends with a line
+# "N passed, N failed"; two at a time, since most of a suite is waiting.
+parts=()
+part() {
+	local log
+	[ "$work" ] || make_work
+	while (($(jobs -rp | wc -l) >= 2)); do
+		wait -n
+	done
+	parts+=("$1")
+	log=$work/part${#parts[@]}
+	shift
+	set -m					# each in a process group, so that it can be stopped whole
+	(
+		SECONDS=0
+		"$@" </dev/null >"$log" 2>&1
+		echo "$? $SECONDS" >"$log.status"
+	) &
+	set +m
+}
+
+# Waits for the parts and shows them in their order, in full if one failed.
+finish_parts() {
+	local i status seconds ok bad log
+	wait
+	for i in "${!parts[@]}"; do
+		log=$work/part$((i + 1))
+		read -r status seconds <"$log.status"
+		read -r ok bad < <(tail -n 1 "$log" | sed -nE 's/^([0-9]+) passed, ([0-9]+) failed$/\1 \2/p')
+		if count "${ok:-0}" "${bad:-1}" "$status"; then
+			say "${parts[i]}: all $ok passed, $seconds s"
+			grep '^not run: ' "$log"
+		else
+			say "${parts[i]}: FAILED, $seconds s"
+			sed '$ s/^\([0-9]* passed\), \([0-9]* failed\)$/(\1 and \2)/' "$log"
+		fi
+	done
+	finish
 }
