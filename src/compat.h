@@ -17,6 +17,8 @@
 #else
 #define compat_index_beginscan(heap, index, snapshot, nkeys) \
 	index_beginscan(heap, index, snapshot, nkeys, 0)
+
+#define pg_noreturn pg_attribute_noreturn()
 #endif
 
 #if PG_VERSION_NUM >= 160000

@@ -99,14 +99,14 @@ static void examine(OwnTable *table, Relation rel);
 static bool is_plain(OwnTable *table, Relation rel);
 static void examine_indexes(OwnTable *table, Relation rel);
 static void forget_verdict(Datum arg, Oid relid);
-static void not_as_made(OwnTable *table) pg_attribute_noreturn();
+pg_noreturn static void not_as_made(OwnTable *table);
 static IndexScanDesc begin_scan(RowAccess *row, Relation index,
 								Snapshot snapshot);
 static void look(RowAccess *row);
 static HeapTupleHeader header(RowAccess *row);
 static void write_index_entries(RowAccess *row, TupleTableSlot *slot,
 								bool update, TU_UpdateIndexes update_indexes);
-static void lost_race(void) pg_attribute_noreturn();
+pg_noreturn static void lost_race(void);
 
 /*
  * Prepare to look at, wait for and write one row, by the columns of the
