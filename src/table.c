@@ -278,10 +278,9 @@ idempotency_update_row(RowAccess *row, Datum *values, bool *nulls)
 	memcpy(slot->tts_isnull, nulls, row->table->natts * sizeof(bool));
 	ExecStoreVirtualTuple(slot);
 
-	if (table_tuple_update(row->rel, &row->slot->tts_tid, slot,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, true, &failure, &lockmode,
-						   &update_indexes) != TM_Ok)
+	if (compat_tuple_update(row->rel, &row->slot->tts_tid, slot,
+							GetCurrentCommandId(true), &failure, &lockmode,
+							&update_indexes) != TM_Ok)
 		lost_race();
 	if (update_indexes != TU_None)
 		write_index_entries(row, slot, true, update_indexes);
@@ -297,9 +296,8 @@ idempotency_delete_row(RowAccess *row)
 	TM_FailureData failure;
 
 	CheckCmdReplicaIdentity(row->rel, CMD_DELETE);
-	if (table_tuple_delete(row->rel, &row->slot->tts_tid,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, true, &failure, false) != TM_Ok)
+	if (compat_tuple_delete(row->rel, &row->slot->tts_tid,
+							GetCurrentCommandId(true), &failure) != TM_Ok)
 		lost_race();
 	CommandCounterIncrement();
 }
