@@ -85,16 +85,25 @@ need_postgres() {
 	fi
 }
 
-# Makes $work: $work/src, a copy of the tree, and beside it the private copy of
-# the installation, whose pg_config is then PG_CONFIG.  Gone when the run ends.
+# Makes $work/src, a copy of the tree, and the private copy of PostgreSQL.
 prepare() {
-	local d config=$PG_CONFIG
-
 	need_postgres
 	install_missing
 	make_work
 	mkdir "$work/src"
 	tar -C "$root" -c --exclude=./.git . | tar -C "$work/src" -x --no-same-owner
+
+	# for pg_regress and for the clusters of the TAP tests alike
+	export TEMP_CONFIG=$work/postgresql.conf
+	echo 'max_prepared_transactions = 20' >"$TEMP_CONFIG"
+
+	copy_postgres
+}
+
+# Copies the installation of PG_CONFIG into $work, under the names that it has,
+# and makes the copy's pg_config PG_CONFIG.
+copy_postgres() {
+	local d config=$PG_CONFIG
 
 	for d in $("$config" --bindir) $("$config" --pkglibdir) $("$config" --sharedir); do
 		mkdir -p "$work$d"
@@ -106,13 +115,7 @@ prepare() {
 	done
 	PG_CONFIG=$work$("$config" --bindir)/pg_config
 	export PATH=$work$("$config" --bindir):$PATH
-
-	# for pg_regress and for the clusters of the TAP tests alike
-	export TEMP_CONFIG=$work/postgresql.conf
-	echo 'max_prepared_transactions = 20' >"$TEMP_CONFIG"
-
 	((EUID != 0)) || chown -R postgres: "$work"
-	as_user make -s -C "$work/src" PG_CONFIG="$PG_CONFIG" clean >/dev/null
 }
 
 # Makes $work, which is gone when the run ends, however it ends.
@@ -135,9 +138,10 @@ clean_up() {
 	rm -rf "$work"
 }
 
-# build [MAKE-ARGUMENT...]: builds and installs into the private copy.
+# build [MAKE-ARGUMENT...]: builds anew and installs into the private copy.
 build() {
 	say "build for $("$PG_CONFIG" --version)"
+	as_user make -s -C "$work/src" PG_CONFIG="$PG_CONFIG" clean >/dev/null
 	as_user make -s -C "$work/src" PG_CONFIG="$PG_CONFIG" with_llvm=no "$@" all install ||
 		give_up 'the build failed'
 }
