@@ -189,21 +189,20 @@ regress_suite() {
 	[ -e "$diffs" ] || tail -n 40 "$work/$name/log/"*.log 2>/dev/null
 }
 
-# The TAP tests: each assertion counts, and so does each file that died or did
-# not keep its plan although no assertion failed.
+# tap_suite FILE...: TAP tests.  Each assertion counts, and so does each file
+# that died or did not keep its plan although no assertion failed.
 tap_suite() {
-	local listed log=$work/tap.log status ok bad name
-	listed=$(ls "$work"/src/t/*.pl 2>/dev/null | wc -l)
+	local listed=$# log=$work/tap.log status ok bad name
 	((listed)) || return 0
-	suite tap "$listed" REGRESS= ISOLATION= PROVE_FLAGS=--verbose
+	suite tap "$listed" REGRESS= ISOLATION= PROVE_FLAGS=--verbose PROVE_TESTS="$*"
 	status=$?
 	ok=$(grep -E '^ok [0-9]+' "$log" | grep -vcE '# skip' -i)
 	bad=$(grep -E '^not ok [0-9]+' "$log" | grep -vcE '# todo' -i)
-	bad=$((bad + $(grep -cE '^t/.*\(Wstat: .* Failed: 0\)' "$log")))
+	bad=$((bad + $(grep -cE '^.*\.pl +\(Wstat: .* Failed: 0\)' "$log")))
 	((ok + bad > 0)) || bad=$listed
-	sed -nE 's/^ok [0-9]+ .*# skip/not run:/Ip; s/^(t\/.*[^ .]) *\.\.+ skipped:/not run: \1:/p' "$log"
+	sed -nE 's/^ok [0-9]+ .*# skip/not run:/Ip; s/^(.*\.pl) \.+ skipped:/not run: \1:/p' "$log"
 	count "$ok" "$bad" $status && return
-	for name in $(sed -nE 's/^t\/(.*)\.pl +\(Wstat: .*/\1/p' "$log"); do
+	for name in $(sed -nE 's/^.*\/(.*)\.pl +\(Wstat: .*/\1/p' "$log"); do
 		say "end of the log of $name"
 		tail -n 60 "$work/src/tmp_check/log/regress_log_$name" 2>/dev/null
 	done
@@ -225,7 +224,7 @@ server_logs() {
 run_suites() {
 	regress_suite regress REGRESS regression.diffs ISOLATION= TAP_TESTS=
 	regress_suite isolation ISOLATION output_iso/regression.diffs REGRESS= TAP_TESTS=
-	tap_suite
+	tap_suite $(cd "$work/src" && ls t/*.pl 2>/dev/null)
 	server_logs
 }
 
