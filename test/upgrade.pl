@@ -72,7 +72,7 @@ my %same = (
 		SELECT p.oid::regprocedure, has_function_privilege('regress_app', p.oid, 'EXECUTE'),
 			has_function_privilege('regress_owner', p.oid, 'EXECUTE WITH GRANT OPTION'),
 			has_function_privilege('public', p.oid, 'EXECUTE')
-		FROM pg_proc p WHERE pronamespace = 'idempotency'::regnamespace ORDER BY 1::text});
+		FROM pg_proc p WHERE pronamespace = 'idempotency'::regnamespace ORDER BY p.oid::regprocedure::text COLLATE "C"});
 
 my %before = map { $_ => query($old, 'shop', 'owner', $same{$_}) } keys %same;
 
