@@ -11,7 +11,7 @@
 # its directories is an installation of its own.
 
 set -u
-export LC_ALL=C.UTF-8
+export LC_ALL=C.UTF-8 LANG=C.UTF-8	# the test programs unset the first
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PG_MAJOR=${PG_MAJOR:-15}

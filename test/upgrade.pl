@@ -55,33 +55,64 @@ query($old, 'shop', 'app', q{
 	COMMIT;
 });
 
+# The first lease has lapsed by now, the second is held over the upgrade; one
+# lock is held, one was released.
+query($old, 'shop', 'app', q{
+	SELECT fence FROM idempotency.lease('ship', 'lapsed', '0', NULL, '30 days') \gset
+	SELECT idempotency.checkpoint('ship', 'lapsed', :fence, 'label printed', '{"label": 7}');
+	SELECT fence FROM idempotency.lease('ship', 'held', '1 day', '{"order": 1}', '30 days') \gset
+	SELECT idempotency.acquire_lock('held', '1 day');
+});
+my $fence = query($old, 'shop', 'app',
+	q{SELECT idempotency.acquire_lock('released', '1 day')});
+query($old, 'shop', 'app',
+	qq{SELECT idempotency.release_lock('released', $fence)});
+
 # What has to read the same afterwards.
 my %same = (
-	'stored answers' => q{
-		SELECT scope, key, r.*
-		FROM (VALUES ('pay', 'completed'), ('pay', 'failed'), ('pay', 'null'),
-			('pay', 'expired'), ('mail', 'once'), ('pay', 'unknown')) k(scope, key),
-			idempotency.lookup(scope, key) r},
+	'rows of every table' => q{
+		SELECT relname, query_to_xml(
+			format('SELECT t::text COLLATE "C" AS r FROM %s t ORDER BY r', oid::regclass),
+			false, true, '')
+		FROM pg_class
+		WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'r'
+		ORDER BY relname},
+	'sequences' => q{
+		SELECT sequencename, last_value FROM pg_sequences
+		WHERE schemaname = 'idempotency' ORDER BY sequencename},
+	# without array and row types, which are no members of their own from 17 on
 	'members of the extension' => q{
-		SELECT pg_describe_object(classid, objid, objsubid)
+		SELECT pg_describe_object(classid, objid, objsubid) COLLATE "C" AS member
 		FROM pg_depend
+		LEFT JOIN pg_type t ON classid = 'pg_type'::regclass AND objid = t.oid
+		LEFT JOIN pg_class c ON typrelid = c.oid
 		WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
 			AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idempotency')
-		ORDER BY 1},
+			AND coalesce(typelem, 0) = 0 AND coalesce(relkind, 'c') = 'c'
+		ORDER BY member},
 	'privileges' => q{
-		SELECT p.oid::regprocedure, has_function_privilege('regress_app', p.oid, 'EXECUTE'),
-			has_function_privilege('regress_owner', p.oid, 'EXECUTE WITH GRANT OPTION'),
-			has_function_privilege('public', p.oid, 'EXECUTE')
-		FROM pg_proc p WHERE pronamespace = 'idempotency'::regnamespace ORDER BY p.oid::regprocedure::text COLLATE "C"});
+		SELECT f, has_function_privilege('regress_app', f, 'EXECUTE'),
+			has_function_privilege('regress_owner', f, 'EXECUTE')
+		FROM (SELECT idempotency.functions_for('usage')
+			UNION SELECT idempotency.functions_for('admin')) u(f)
+		ORDER BY f::text COLLATE "C"},
+	'nothing for everybody' => q{
+		SELECT oid::regprocedure FROM pg_proc
+		WHERE pronamespace = 'idempotency'::regnamespace
+			AND has_function_privilege('public', oid, 'EXECUTE')});
 
-my %before = map { $_ => query($old, 'shop', 'owner', $same{$_}) } keys %same;
+my %before = map { $_ => $old->safe_psql('shop', $same{$_}) } keys %same;
+
+is($before{'nothing for everybody'}, '', 'nothing is granted to PUBLIC');
+isnt($before{$_}, '', "$_: not empty")
+  for 'members of the extension', 'privileges', 'rows of every table';
 
 # The same, and alive: each step of these would fail on an empty or stale table.
 sub check
 {
 	my ($how, $database) = @_;
 
-	is(query($new, $database, 'owner', $same{$_}), $before{$_}, "$how: $_")
+	is($new->safe_psql($database, $same{$_}), $before{$_}, "$how: $_")
 	  for sort keys %same;
 
 	is(query($new, $database, 'app', q{
@@ -105,6 +136,28 @@ sub check
 		}),
 		"t\nf\nt",
 		"$how: an expired key and a new one run");
+
+	is(query($new, $database, 'app', q{
+		SELECT fence FROM idempotency.lookup('ship', 'lapsed') \gset
+		SELECT status, attempt, checkpoint, checkpoint_data, fence > :fence
+		FROM idempotency.lease('ship', 'lapsed', '1 day');
+		SELECT status, fence FROM idempotency.lease('ship', 'held', '1 day');
+		SELECT fence FROM idempotency.lookup('ship', 'held') \gset
+		SELECT idempotency.complete('ship', 'held', 'sent'::text, NULL, :fence);
+		SELECT status, response FROM idempotency.lease('ship', 'held', '1 day', '{"order": 1}');
+		}),
+		join("\n",
+			'claimed|2|label printed|{"label": 7}|t',
+			'in_progress|',
+			'',
+			'completed|sent'),
+		"$how: leases go on");
+	is(query($new, $database, 'app', qq{
+		SELECT idempotency.acquire_lock('held', '1 day');
+		SELECT idempotency.acquire_lock('released', '1 day') > $fence;
+		}),
+		"\nt",
+		"$how: locks go on");
 	return;
 }
 
