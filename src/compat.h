@@ -11,7 +11,11 @@
 #ifndef IDEMPOTENCY_COMPAT_H
 #define IDEMPOTENCY_COMPAT_H
 
-#if PG_VERSION_NUM >= 180000
+/* 18 adds instrumentation, 19 flags */
+#if PG_VERSION_NUM >= 190000
+#define compat_index_beginscan(heap, index, snapshot, nkeys) \
+	index_beginscan(heap, index, snapshot, NULL, nkeys, 0, SO_NONE)
+#elif PG_VERSION_NUM >= 180000
 #define compat_index_beginscan(heap, index, snapshot, nkeys) \
 	index_beginscan(heap, index, snapshot, NULL, nkeys, 0)
 #else
@@ -19,18 +23,49 @@
 	index_beginscan(heap, index, snapshot, nkeys, 0)
 #endif
 
-#if PG_VERSION_NUM >= 160000
+/* 19 adds options, and takes the changing of a partition as one of them */
+#if PG_VERSION_NUM >= 190000
+#define compat_tuple_update(rel, tid, slot, cid, failure, mode, which) \
+	table_tuple_update(rel, tid, slot, cid, 0, InvalidSnapshot, \
+					   InvalidSnapshot, true, failure, mode, which)
+#define compat_tuple_delete(rel, tid, cid, failure) \
+	table_tuple_delete(rel, tid, cid, 0, InvalidSnapshot, InvalidSnapshot, \
+					   true, failure)
+#else
+#define compat_tuple_update(rel, tid, slot, cid, failure, mode, which) \
+	table_tuple_update(rel, tid, slot, cid, InvalidSnapshot, \
+					   InvalidSnapshot, true, failure, mode, which)
+#define compat_tuple_delete(rel, tid, cid, failure) \
+	table_tuple_delete(rel, tid, cid, InvalidSnapshot, InvalidSnapshot, \
+					   true, failure, false)
+#endif
+
+/* 16 tells the indexes apart that an update left alone, 19 has flags for all */
+#if PG_VERSION_NUM >= 190000
+#define compat_insert_index_tuples(rel, slot, estate, update, conflict, which) \
+	ExecInsertIndexTuples(rel, estate, \
+						  EIIT_NO_DUPE_ERROR | \
+						  ((update) ? EIIT_IS_UPDATE : 0) | \
+						  ((which) == TU_Summarizing ? EIIT_ONLY_SUMMARIZING : 0), \
+						  slot, NIL, conflict)
+#elif PG_VERSION_NUM >= 160000
 #define compat_insert_index_tuples(rel, slot, estate, update, conflict, which) \
 	ExecInsertIndexTuples(rel, slot, estate, update, true, conflict, NIL, \
 						  (which) == TU_Summarizing)
 #else
-/* which indexes an update left to be maintained: before 16, all or none */
 typedef bool TU_UpdateIndexes;
 #define TU_None		false
 #define compat_insert_index_tuples(rel, slot, estate, update, conflict, which) \
 	ExecInsertIndexTuples(rel, slot, estate, update, true, conflict, NIL)
+#endif
 
-/* we ask about functions only */
+/* before 18 it stands behind the declaration as well */
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+/* 16 has one function for every kind of object; we ask about functions only */
+#if PG_VERSION_NUM < 160000
 #define object_aclcheck(classid, objectid, roleid, mode) \
 	pg_proc_aclcheck(objectid, roleid, mode)
 #endif

@@ -663,6 +663,7 @@ get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
 	check_length(*scope, MAX_SCOPE, "scope");
 	idempotency_check_key(*key, "key");
+	Assert(*scope != NULL && *key != NULL);
 }
 
 /* Does the row count?  A released one does not, nor does an expired one. */

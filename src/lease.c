@@ -42,8 +42,8 @@ static void shift_deadline(KeyRow *lease, TimestampTz deadline);
 static void check_lease(const Interval *lease);
 static bool find_lease(RowAccess *row, text *scope, text *key,
 					   const int64 *fence, KeyRow *lease);
-static void stale_fence(const char *detail) pg_attribute_noreturn();
-static void no_such_claim(void) pg_attribute_noreturn();
+pg_noreturn static void stale_fence(const char *detail);
+pg_noreturn static void no_such_claim(void);
 
 /*
  * lease(scope, key, lease, request, ttl, wait): claim the key for the work of

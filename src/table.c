@@ -98,14 +98,14 @@ static void examine(OwnTable *table, Relation rel);
 static bool is_plain(OwnTable *table, Relation rel);
 static void examine_indexes(OwnTable *table, Relation rel);
 static void forget_verdict(Datum arg, Oid relid);
-static void not_as_made(OwnTable *table) pg_attribute_noreturn();
+pg_noreturn static void not_as_made(OwnTable *table);
 static IndexScanDesc begin_scan(RowAccess *row, Relation index,
 								Snapshot snapshot);
 static void look(RowAccess *row);
 static HeapTupleHeader header(RowAccess *row);
 static void write_index_entries(RowAccess *row, TupleTableSlot *slot,
 								bool update, TU_UpdateIndexes update_indexes);
-static void lost_race(void) pg_attribute_noreturn();
+pg_noreturn static void lost_race(void);
 
 /* Open one of our tables, as the install script made it; 55000 if it is not. */
 Relation
@@ -316,10 +316,9 @@ idempotency_update_row(RowAccess *row, Datum *values, bool *nulls)
 	memcpy(slot->tts_isnull, nulls, row->table->natts * sizeof(bool));
 	ExecStoreVirtualTuple(slot);
 
-	if (table_tuple_update(row->rel, &row->slot->tts_tid, slot,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, true, &failure, &lockmode,
-						   &update_indexes) != TM_Ok)
+	if (compat_tuple_update(row->rel, &row->slot->tts_tid, slot,
+							GetCurrentCommandId(true), &failure, &lockmode,
+							&update_indexes) != TM_Ok)
 		lost_race();
 	if (update_indexes != TU_None)
 		write_index_entries(row, slot, true, update_indexes);
@@ -335,9 +334,8 @@ idempotency_delete_row(RowAccess *row)
 	TM_FailureData failure;
 
 	CheckCmdReplicaIdentity(row->rel, CMD_DELETE);
-	if (table_tuple_delete(row->rel, &row->slot->tts_tid,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, true, &failure, false) != TM_Ok)
+	if (compat_tuple_delete(row->rel, &row->slot->tts_tid,
+							GetCurrentCommandId(true), &failure) != TM_Ok)
 		lost_race();
 	CommandCounterIncrement();
 }
