@@ -11,6 +11,18 @@
 #ifndef IDEMPOTENCY_COMPAT_H
 #define IDEMPOTENCY_COMPAT_H
 
+#if PG_VERSION_NUM < 190000
+#define TupleDescFinalize(desc) ((void) 0)
+#endif
+
+#if PG_VERSION_NUM >= 180000
+#define compat_ExecutorRun(query, direction, count) \
+	ExecutorRun(query, direction, count)
+#else
+#define compat_ExecutorRun(query, direction, count) \
+	ExecutorRun(query, direction, count, true)
+#endif
+
 #if PG_VERSION_NUM >= 180000
 #define compat_index_beginscan(heap, index, snapshot, nkeys) \
 	index_beginscan(heap, index, snapshot, NULL, nkeys, 0)
