@@ -1,12 +1,26 @@
 EXTENSION = idempotency
 MODULE_big = idempotency
-OBJS = src/idempotency.o src/lock.o src/table.o src/claim.o src/key.o src/run.o src/lease.o src/purge.o src/worker.o
+OBJS = \
+	src/idempotency.o \
+	src/lock.o \
+	src/table.o \
+	src/claim.o \
+	src/key.o \
+	src/run.o \
+	src/lease.o \
+	src/purge.o \
+	src/worker.o \
+	src/insert_once.o
 DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
 # Named one by one: a wildcard installs nothing in a VPATH build.
-REGRESS = lease
-ISOLATION = lease_takeover
+REGRESS = \
+	insert_once \
+	lease
+ISOLATION = \
+	insert_once_race \
+	lease_takeover
 REGRESS_OPTS = --inputdir=$(srcdir)/test --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1

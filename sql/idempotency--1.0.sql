@@ -227,6 +227,15 @@ CREATE FUNCTION idempotency.release_lock(
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_release_lock';
 COMMENT ON FUNCTION idempotency.release_lock(text, bigint) IS 'gives the lock back; false: there was nothing to give back; errors: IK002, 22004, 22023, 25006';
 
+-- The caller's own unique index as the judge.
+CREATE FUNCTION idempotency.insert_once(
+  target   anyelement,
+  new_row  jsonb,
+  conflict text[] DEFAULT NULL
+) RETURNS TABLE (created boolean, stored anyelement)
+LANGUAGE c ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_insert_once';
+COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inserts new_row as the caller, or returns the row that was there, as it is now; target: NULL::the_table; new_row: its columns, others take their default; conflict: the columns of the unique index that decides, NULL is the only one whose columns all stand in new_row; errors: 22004, 22023, 27000, 42501, 42703, 42809, 42P01, 42P10, and those of INSERT';
+
 ----------------------------------------------------------------------------
 -- State machines
 ----------------------------------------------------------------------------
@@ -350,6 +359,7 @@ AS $$
     AND p.proname = ANY (CASE audience
       WHEN 'usage' THEN ARRAY[
         'claim', 'complete', 'fail', 'release', 'once', 'run', 'lookup',
+        'insert_once',
         'lease', 'extend', 'checkpoint',
         'acquire_lock', 'renew_lock', 'release_lock'
       ]::name[]

@@ -11,6 +11,18 @@
 #ifndef IDEMPOTENCY_COMPAT_H
 #define IDEMPOTENCY_COMPAT_H
 
+#if PG_VERSION_NUM < 190000
+#define TupleDescFinalize(desc) ((void) 0)
+#endif
+
+#if PG_VERSION_NUM >= 180000
+#define compat_ExecutorRun(query, direction, count) \
+	ExecutorRun(query, direction, count)
+#else
+#define compat_ExecutorRun(query, direction, count) \
+	ExecutorRun(query, direction, count, true)
+#endif
+
 /* 18 adds instrumentation, 19 flags */
 #if PG_VERSION_NUM >= 190000
 #define compat_index_beginscan(heap, index, snapshot, nkeys) \
@@ -28,16 +40,16 @@
 #define compat_tuple_update(rel, tid, slot, cid, failure, mode, which) \
 	table_tuple_update(rel, tid, slot, cid, 0, InvalidSnapshot, \
 					   InvalidSnapshot, true, failure, mode, which)
-#define compat_tuple_delete(rel, tid, cid, failure) \
+#define compat_tuple_delete(rel, tid, cid, wait, failure) \
 	table_tuple_delete(rel, tid, cid, 0, InvalidSnapshot, InvalidSnapshot, \
-					   true, failure)
+					   wait, failure)
 #else
 #define compat_tuple_update(rel, tid, slot, cid, failure, mode, which) \
 	table_tuple_update(rel, tid, slot, cid, InvalidSnapshot, \
 					   InvalidSnapshot, true, failure, mode, which)
-#define compat_tuple_delete(rel, tid, cid, failure) \
+#define compat_tuple_delete(rel, tid, cid, wait, failure) \
 	table_tuple_delete(rel, tid, cid, InvalidSnapshot, InvalidSnapshot, \
-					   true, failure, false)
+					   wait, failure, false)
 #endif
 
 /* 16 tells the indexes apart that an update left alone, 19 has flags for all */

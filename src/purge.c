@@ -176,9 +176,8 @@ remove_row(Relation rel, TupleTableSlot *slot, uint64 hash)
 
 	if (!idempotency_try_lock(hash))
 		return false;
-	result = table_tuple_delete(rel, &slot->tts_tid,
-								GetCurrentCommandId(true), InvalidSnapshot,
-								InvalidSnapshot, false, &failure, false);
+	result = compat_tuple_delete(rel, &slot->tts_tid, GetCurrentCommandId(true),
+								 false, &failure);
 	idempotency_unlock(hash);
 	return result == TM_Ok;
 }

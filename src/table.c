@@ -335,7 +335,8 @@ idempotency_delete_row(RowAccess *row)
 
 	CheckCmdReplicaIdentity(row->rel, CMD_DELETE);
 	if (compat_tuple_delete(row->rel, &row->slot->tts_tid,
-							GetCurrentCommandId(true), &failure) != TM_Ok)
+							GetCurrentCommandId(true), true,
+							&failure) != TM_Ok)
 		lost_race();
 	CommandCounterIncrement();
 }
