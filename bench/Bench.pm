@@ -130,11 +130,20 @@ sub create_database
 	return $has;
 }
 
-# A setup script, run by the superuser, psql variable "rows" set.
+# A setup script, run by the superuser; psql's variables "rows" and "empty" (the
+# library of empty.c) are set.
 sub setup
 {
 	my ($self, $file, $rows) = @_;
-	run_quietly("$bindir/psql", qw(-X -q -U postgres -v ON_ERROR_STOP=1 -o /dev/null -v), "rows=$rows", '-f', $file);
+	my $empty = "$self->{dir}/empty.so";
+	if (!-e $empty)
+	{
+		my $include = `${\($ENV{PG_CONFIG} // 'pg_config')} --includedir-server`;
+		chomp $include;
+		run_quietly('cc', qw(-O2 -fPIC -shared -I), $include, '-o', $empty, dirname(__FILE__) . '/empty.c');
+	}
+	run_quietly("$bindir/psql", qw(-X -q -U postgres -v ON_ERROR_STOP=1 -o /dev/null),
+		'-v', "rows=$rows", '-v', "empty=$empty", '-f', $file);
 	$self->sql('GRANT ALL ON ALL TABLES IN SCHEMA public TO app;'
 		  . 'GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO app');
 }
@@ -158,19 +167,83 @@ sub value
 	return $value;
 }
 
+# Measure scripts, and those they are compared with, in instructions per
+# operation, in a cluster of their own.  The head of bench/instructions says
+# what "net" and "over" in a script mean.  Options: setup (file), rows, lengths,
+# mode (of pgbench), profile ("yes": inclusive, "no": exclusive).  Returns
+# a list of { name, counted, net, floor }, and with a profile one of { name, cost
+# => { function => instructions } }.
+sub compare
+{
+	my ($what, %opt) = @_;
+	$opt{rows} //= 100000;
+	$opt{lengths} //= [ 200, 1200 ];
+	$opt{mode} //= 'prepared';
+	my @scripts = map { -d $_ ? grep { !m{(^|/)setup\.sql$} } sort glob "$_/*.sql" : $_ } @$what;
+	my (%dirs, %net, %over, %seen);
+	my @setups = $opt{setup} // grep { -e } map { "$_/setup.sql" }
+	  grep { !$dirs{$_}++ } map { dirname($_) } @scripts;
+
+	my @todo;
+	for my $script (@scripts)
+	{
+		my $text = slurp($script);
+		$net{$script} = $text =~ /^-- net: +(.*)$/m ? terms($script, $1) : [ [ 1, $script ] ];
+		$over{$script} = terms($script, $1) if $text =~ /^-- over: +(.*)$/m;
+		push @todo, $script, map { $_->[1] } @{ $net{$script} }, @{ $over{$script} // [] };
+	}
+	@todo = grep { !$seen{$_}++ } @todo;
+
+	my $cluster = Bench->new(fsync => 'off', full_page_writes => 'off');
+	$cluster->start;
+	$cluster->create_database;
+	$cluster->setup($_, $opt{rows}) for @setups;
+	$cluster->sql('VACUUM ANALYZE');
+	$cluster->stop;
+	$cluster->start('callgrind');
+
+	# The first connection to a database writes caches to disk.
+	$cluster->count($todo[0], 10, %opt);
+
+	my (%cost, @profiles);
+	for my $script (@todo)
+	{
+		progress(scalar(keys %cost) + 1, scalar @todo, basename($script));
+		my @files;
+		my @count = map { my $n = $cluster->count($script, $_, %opt); push @files, $cluster->{files}; $n }
+		  @{ $opt{lengths} };
+		my $operations = $opt{lengths}[1] - $opt{lengths}[0];
+
+		# Two run lengths, so that connecting, planning and the first touch
+		# of every cache cancel out.
+		$cost{$script} = ($count[1] - $count[0]) / $operations;
+		next if !$opt{profile} || !grep { $_ eq $script } @scripts;
+		my ($short, $long) = map { by_function($_, $opt{profile}) } @files;
+		push @profiles, { name => basename($script, '.sql'),
+			cost => { map { $_ => ($long->{$_} - ($short->{$_} // 0)) / $operations } keys %$long } };
+	}
+	progress();
+
+	my @measured = map {
+		my $script = $_;
+		my %m = (name => basename($script, '.sql'), counted => $cost{$script});
+		$m{net} += $_->[0] * $cost{ $_->[1] } for @{ $net{$script} // [] };
+		$m{floor} += $_->[0] * $cost{ $_->[1] } for @{ $over{$script} // [] };
+		\%m;
+	} @todo;
+	return (\@measured, \@profiles);
+}
+
 # Instructions that client backends spend on so many transactions of a pgbench
-# script, connection and planning included.  Leaves the callgrind files' names
-# in $self->{files}.
+# script, connection and planning included.  Leaves the names of the callgrind
+# files in $self->{files}.
 sub count
 {
-	my ($self, $script, $transactions, $rows, $mode) = @_;
+	my ($self, $script, $transactions, %opt) = @_;
 	my $dir = $self->{dir};
 	my %old = map { $_ => 1 } glob "$dir/callgrind.*";
 	my %idle = map { $_ => 1 } $self->children;
-	$self->{seed}++;
-	my $out = run_quietly("$bindir/pgbench", qw(-n -c 1 -j 1 -U app -M), $mode, '-t', $transactions,
-		'-D', "rows=$rows", "--random-seed=$self->{seed}", '-f', $script);
-	die "$script: failed\n$out" if $out !~ /failed transactions: 0 /;
+	$self->pgbench($script, %opt, options => [ '-t', $transactions ]);
 
 	# A backend writes its file when it ends.
 	select undef, undef, undef, 0.05 while grep { !$idle{$_} } $self->children;
@@ -183,48 +256,65 @@ sub count
 	return $sum;
 }
 
-# Instructions per operation: two run lengths, so that connecting, planning
-# and the first touch of every cache cancel out.
-sub instructions
+# Run a pgbench script as app, one client unless the options say otherwise;
+# returns transactions per second.
+sub pgbench
 {
 	my ($self, $script, %opt) = @_;
-	my ($short, $long) = @{ $opt{lengths} // [ 200, 1200 ] };
-	my @count;
-	for my $n ($short, $long)
-	{
-		push @count, $self->count($script, $n, $opt{rows} // 100000, $opt{mode} // 'prepared');
-		push @{ $self->{profiles} }, $self->{files} if $opt{profile};
-	}
-	return ($count[1] - $count[0]) / ($long - $short);
+	$self->{seed}++;
+	my $out = run_quietly("$bindir/pgbench", qw(-n -c 1 -j 1 -U app -M), $opt{mode} // 'prepared',
+		'-D', "rows=$opt{rows}", "--random-seed=$self->{seed}", @{ $opt{options} }, '-f', $script);
+	die "$script: failed\n$out" if $out !~ /failed transactions: 0 / || $out !~ /^tps = ([\d.]+)/m;
+	return $1;
 }
 
-# Where the instructions of the last two counts went: function => per operation.
-sub profile
+# function => instructions, of callgrind files
+sub by_function
 {
-	my ($self, $short, $long, $inclusive) = @_;
-	my @cost = map {
-		my %cost;
-		for my $file (@$_)
+	my ($files, $inclusive) = @_;
+	my %cost;
+	for my $file (@$files)
+	{
+		for (`callgrind_annotate --threshold=100 --auto=no --inclusive=$inclusive $file 2>&1`)
 		{
-			for (`callgrind_annotate --threshold=100 --auto=no --inclusive=$inclusive $file 2>&1`)
-			{
-				next if !/^\s*([\d,]+) \([^)]*\)\s+\S*?:(.*)$/;
-				my ($n, $function) = ($1, $2);
-				$function =~ s{ \[\S*/postgres\]| \[\S*/([^/]+)\]}{defined $1 ? " [$1]" : ""}e;
-				$cost{$function} += $n =~ tr/,//dr;
-			}
+			my ($n, $function) = /^\s*([\d,]+) \([^)]*\)\s+\S*?:(.*)$/ or next;
+			$function =~ s{ \[\S*/postgres\]| \[\S*/([^/]+)\]}{defined $1 ? " [$1]" : ""}e;
+			$cost{$function} += $n =~ tr/,//dr;
 		}
-		\%cost;
-	} @{ $self->{profiles} };
-	delete $self->{profiles};
-	return { map { $_ => ($cost[1]{$_} - ($cost[0]{$_} // 0)) / ($long - $short) } keys %{ $cost[1] } };
+	}
+	return \%cost;
 }
 
+# "self - a + b" as a list of [sign, file]
+sub terms
+{
+	my ($script, $sum) = @_;
+	my @terms;
+	while ($sum =~ /([-+])?\s*(\w+)\s*/g)
+	{
+		my ($sign, $name) = ($1 // '+', $2);
+		my ($file) = $name eq 'self' ? $script
+		  : grep { -e } map { "$_/$name.sql" } dirname($script), dirname(__FILE__) . '/floors';
+		die "$script: no script \"$name\"\n" if !$file;
+		push @terms, [ "${sign}1", $file ];
+	}
+	return \@terms;
+}
+
+# The process ids of the server's children.
 sub children
 {
 	my ($self) = @_;
 	my $pid = $self->{postmaster};
 	return split ' ', slurp("/proc/$pid/task/$pid/children");
+}
+
+# Where we are, on a terminal's last line.
+sub progress
+{
+	my ($done, $all, $what) = @_;
+	return if !-t STDERR;
+	print STDERR "\r\e[K", defined $done ? "$done/$all $what" : '';
 }
 
 # Run a command, return its output, die with it if it fails.

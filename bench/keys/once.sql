@@ -1,0 +1,4 @@
+-- once() on a new key.
+-- over: insert_bare
+\set k random(1000000000000000000, 9000000000000000000)
+SELECT idempotency.once('bench', :k);
