@@ -170,9 +170,9 @@ sub value
 # Measure scripts, and those they are compared with, in instructions per
 # operation, in a cluster of their own.  The head of bench/instructions says
 # what "net" and "over" in a script mean.  Options: setup (file), rows, lengths,
-# mode (of pgbench), profile ("yes": inclusive, "no": exclusive).  Returns
-# a list of { name, counted, net, floor }, and with a profile one of { name, cost
-# => { function => instructions } }.
+# mode (of pgbench), cluster (one that is loaded), profile ("yes": inclusive, "no": exclusive).  Returns
+# a list of { name, title, goal, counted, net, floor }, and with a profile one of
+# { name, cost => { function => instructions } }.
 sub compare
 {
 	my ($what, %opt) = @_;
@@ -180,7 +180,7 @@ sub compare
 	$opt{lengths} //= [ 200, 1200 ];
 	$opt{mode} //= 'prepared';
 	my @scripts = map { -d $_ ? grep { !m{(^|/)setup\.sql$} } sort glob "$_/*.sql" : $_ } @$what;
-	my (%dirs, %net, %over, %seen);
+	my (%dirs, %net, %over, %goal, %title, %seen);
 	my @setups = $opt{setup} // grep { -e } map { "$_/setup.sql" }
 	  grep { !$dirs{$_}++ } map { dirname($_) } @scripts;
 
@@ -190,15 +190,13 @@ sub compare
 		my $text = slurp($script);
 		$net{$script} = $text =~ /^-- net: +(.*)$/m ? terms($script, $1) : [ [ 1, $script ] ];
 		$over{$script} = terms($script, $1) if $text =~ /^-- over: +(.*)$/m;
+		$goal{$script} = [ $1, $2 ] if $text =~ /^-- goal: +(\S+) (\S+)$/m;
+		$title{$script} = join ' ', map { /^-- (?!\w+: )(.*)/ ? $1 : () } split /\n/, $text;
 		push @todo, $script, map { $_->[1] } @{ $net{$script} }, @{ $over{$script} // [] };
 	}
 	@todo = grep { !$seen{$_}++ } @todo;
 
-	my $cluster = Bench->new(fsync => 'off', full_page_writes => 'off');
-	$cluster->start;
-	$cluster->create_database;
-	$cluster->setup($_, $opt{rows}) for @setups;
-	$cluster->sql('VACUUM ANALYZE');
+	my $cluster = $opt{cluster} // loaded(\@setups, $opt{rows}, fsync => 'off', full_page_writes => 'off');
 	$cluster->stop;
 	$cluster->start('callgrind');
 
@@ -226,12 +224,28 @@ sub compare
 
 	my @measured = map {
 		my $script = $_;
-		my %m = (name => basename($script, '.sql'), counted => $cost{$script});
+		my %m = (
+			name => basename($script, '.sql'),
+			title => ($title{$script} // '') =~ s/\.$//r,
+			goal => $goal{$script},
+			counted => $cost{$script});
 		$m{net} += $_->[0] * $cost{ $_->[1] } for @{ $net{$script} // [] };
 		$m{floor} += $_->[0] * $cost{ $_->[1] } for @{ $over{$script} // [] };
 		\%m;
 	} @todo;
 	return (\@measured, \@profiles);
+}
+
+# A new cluster, started, with setup scripts run.
+sub loaded
+{
+	my ($setups, $rows, %settings) = @_;
+	my $cluster = Bench->new(%settings);
+	$cluster->start;
+	$cluster->create_database;
+	$cluster->setup($_, $rows) for @$setups;
+	$cluster->sql('VACUUM ANALYZE');
+	return $cluster;
 }
 
 # Instructions that client backends spend on so many transactions of a pgbench

@@ -8,7 +8,7 @@ CREATE TABLE floor_key (LIKE idempotency.keys INCLUDING ALL);
 INSERT INTO floor_key TABLE idempotency.keys;
 -- Another for what updates its rows, so that the floors' table only grows.
 CREATE TABLE hand_key (LIKE idempotency.keys INCLUDING ALL);
-INSERT INTO hand_key TABLE idempotency.keys;
+INSERT INTO hand_key SELECT * FROM idempotency.keys LIMIT 100000;
 
 CREATE FUNCTION empty_claim(scope text, key text) RETURNS idempotency.claim_result LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_run(scope text, key text, function text, request jsonb) RETURNS idempotency.run_result LANGUAGE c AS :'empty', 'empty';
@@ -17,10 +17,13 @@ CREATE FUNCTION empty_complete(scope text, key text, response text) RETURNS void
 CREATE FUNCTION empty_once(scope text, key text) RETURNS boolean LANGUAGE c AS :'empty', 'empty';
 
 -- The work of run(): one row, and an answer.
-CREATE TABLE payment (request_id text PRIMARY KEY, amount numeric NOT NULL);
+CREATE TABLE payment (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  request_id text NOT NULL,
+  amount numeric NOT NULL);
 CREATE FUNCTION pay(request jsonb) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO payment (request_id, amount) VALUES (request ->> 'id', 10);
+  INSERT INTO payment (request_id, amount) VALUES (request ->> 'request_id', 10);
   RETURN repeat('x', 180);
 END
 $$;
