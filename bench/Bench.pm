@@ -248,6 +248,13 @@ sub loaded
 	return $cluster;
 }
 
+# Wait until the backends of app have ended, and reported what they did.
+sub settle
+{
+	my ($self) = @_;
+	select undef, undef, undef, 0.01 while $self->value("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'");
+}
+
 # Instructions that client backends spend on so many transactions of a pgbench
 # script, connection and planning included.  Leaves the names of the callgrind
 # files in $self->{files}.
