@@ -1,13 +1,13 @@
 -- The key table with :rows answers of 180 bytes, and the same as a plain table
--- for the floors.
+-- for the floors, which has no index but the primary key.
 INSERT INTO idempotency.keys (created_at, expires_at, status, key, scope, response)
 SELECT now(), now() + '1 day', 'c', (1000000000000000000 + i * 2654435761 % 8000000000 * 1000000000)::text, 'bench', repeat('x', 180)
 FROM generate_series(1::bigint, :rows) i;
 
-CREATE TABLE floor_key (LIKE idempotency.keys INCLUDING ALL);
+CREATE TABLE floor_key (LIKE idempotency.keys, PRIMARY KEY (key, scope));
 INSERT INTO floor_key TABLE idempotency.keys;
 -- Another for what updates its rows, so that the floors' table only grows.
-CREATE TABLE hand_key (LIKE idempotency.keys INCLUDING ALL);
+CREATE TABLE hand_key (LIKE idempotency.keys, PRIMARY KEY (key, scope));
 INSERT INTO hand_key SELECT * FROM idempotency.keys LIMIT 100000;
 
 CREATE FUNCTION empty_claim(scope text, key text) RETURNS idempotency.claim_result LANGUAGE c AS :'empty', 'empty';
