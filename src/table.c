@@ -33,6 +33,7 @@
 #include "miscadmin.h"
 #include "nodes/execnodes.h"
 #include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -119,6 +120,15 @@ idempotency_open_table(OwnTable *table, LOCKMODE lockmode)
 		callback_registered = true;
 	}
 
+	/* getting the lock also takes in what happened to the table */
+	if (table->valid)
+	{
+		LockRelationOid(table->relid, lockmode);
+		if (table->valid)
+			return relation_open(table->relid, NoLock);
+		UnlockRelationOid(table->relid, lockmode);
+	}
+
 	for (;;)
 	{
 		Relation	rel;
@@ -133,7 +143,6 @@ idempotency_open_table(OwnTable *table, LOCKMODE lockmode)
 				not_as_made(table);
 		}
 
-		/* getting the lock also takes in what happened to the table */
 		rel = try_relation_open(relid, lockmode);
 		if (rel != NULL)
 		{
@@ -234,7 +243,7 @@ idempotency_read_row(RowAccess *row)
 
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
-	index_close(index, AccessShareLock);
+	index_close(index, NoLock);
 	return found;
 }
 
@@ -489,7 +498,7 @@ look(RowAccess *row)
 		row->state = TransactionIdIsValid(row->rival) ? ROW_RIVAL : ROW_FOUND;
 	}
 	index_endscan(scan);
-	index_close(index, AccessShareLock);
+	index_close(index, NoLock);
 }
 
 static HeapTupleHeader
@@ -531,7 +540,7 @@ write_index_entries(RowAccess *row, TupleTableSlot *slot, bool update,
 		conflict = !index_insert(index, row->key, nulls, &slot->tts_tid,
 								 row->rel, UNIQUE_CHECK_PARTIAL, update,
 								 makeNode(IndexInfo));
-		index_close(index, RowExclusiveLock);
+		index_close(index, NoLock);
 	}
 	if (conflict)
 		lost_race();
