@@ -74,23 +74,22 @@ INSERT INTO regress_alter.way (alter_sql, repair_sql) VALUES
   ('ALTER TABLE idempotency.keys RENAME TO keys_away; CREATE VIEW idempotency.keys AS TABLE idempotency.keys_away', 'DROP VIEW idempotency.keys; ALTER TABLE idempotency.keys_away RENAME TO keys'),
   ('ALTER TABLE idempotency.keys RENAME TO keys_away; CREATE TABLE idempotency.keys (LIKE idempotency.keys_away INCLUDING ALL) PARTITION BY LIST (scope)', 'DROP TABLE idempotency.keys; ALTER TABLE idempotency.keys_away RENAME TO keys'),
   ('ALTER TABLE idempotency.keys RENAME TO keys_away; CREATE TEMP TABLE keys (LIKE idempotency.keys_away INCLUDING ALL)', 'DROP TABLE pg_temp.keys; ALTER TABLE idempotency.keys_away RENAME TO keys'),
-  ('ALTER SCHEMA idempotency RENAME TO regress_away', 'ALTER SCHEMA regress_away RENAME TO idempotency');
+  ('ALTER TABLE idempotency.keys SET SCHEMA regress_alter', 'ALTER TABLE regress_alter.keys SET SCHEMA idempotency');
 SET allow_system_table_mods = on;
 CREATE PROCEDURE regress_alter.go(INOUT ways integer) LANGUAGE plpgsql AS $$
 DECLARE
   w regress_alter.way;
-  once oid := 'idempotency.once(text, text, interval)'::regprocedure;
   altered text;
   repaired text;
 BEGIN
   FOR w IN SELECT * FROM regress_alter.way ORDER BY n LOOP
     EXECUTE w.alter_sql;
     COMMIT;
-    altered := regress_app.try(format('%s(''altered'', ''way %s'')', once::regproc, w.n));
+    altered := regress_app.try(format('idempotency.once(''altered'', ''way %s'')', w.n));
     COMMIT;
     EXECUTE w.repair_sql;
     COMMIT;
-    repaired := regress_app.try(format('%s(''altered'', ''way %s'')', once::regproc, w.n));
+    repaired := regress_app.try(format('idempotency.once(''altered'', ''way %s'')', w.n));
     COMMIT;
     IF altered IS DISTINCT FROM '55000' OR repaired IS DISTINCT FROM 'true' THEN
       RAISE WARNING 'altered: %, repaired: %: %', altered, repaired, w.alter_sql;
