@@ -5,9 +5,27 @@ DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
 # Named one by one: a wildcard installs nothing in a VPATH build.
-REGRESS = altered collision key_claim key_expiry key_input key_savepoint lease privilege readonly run settings
-ISOLATION = lease_takeover
-REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
+REGRESS = \
+	altered \
+	collision \
+	key_claim \
+	key_expiry \
+	key_input \
+	key_savepoint \
+	lease \
+	privilege \
+	readonly \
+	run \
+	settings
+ISOLATION = \
+	key_bounded \
+	key_collision \
+	key_deadlock \
+	key_expired \
+	key_isolation \
+	key_wait \
+	lease_takeover \
+	run_snapshot
 REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1
