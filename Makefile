@@ -16,12 +16,30 @@ PGFILEDESC = "idempotency - a retried request runs once"
 
 # Named one by one: a wildcard installs nothing in a VPATH build.
 REGRESS = \
-	insert_once \
-	lease
+	<<<<<<< \
+	HEAD
 ISOLATION = \
 	insert_once_race \
-	lease_takeover
-REGRESS_OPTS = --inputdir=$(srcdir)/test --load-extension=idempotency
+	lease_takeover \
+	key_bounded \
+	key_collision \
+	key_deadlock \
+	key_expired \
+	key_isolation \
+	key_wait \
+	run_snapshot
+	altered \
+	collision \
+	key_claim \
+	key_expiry \
+	key_input \
+	key_savepoint \
+	lease \
+	privilege \
+	readonly \
+	run \
+	settings
+REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1
 

@@ -23,6 +23,7 @@
 #include "access/xact.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/timestamp.h"
 
 static dlist_head claims = DLIST_STATIC_INIT(claims);
@@ -195,9 +196,16 @@ at_subxact_end(SubXactEvent event, SubTransactionId mine,
 				claim->level = level - 1;
 			if (claim->settled == level)
 				claim->settled = level - 1;
-			/* its lock stays until the level's end: it is the parent's */
+			/* back at its owner, the end of it; the lock is the parent's */
 			if (claim->settled == claim->level)
+			{
+				ResourceOwner owner = CurTransactionResourceOwner;
+
+				CurTransactionResourceOwner = ResourceOwnerGetParent(owner);
+				idempotency_unlock(claim->lock_hash);
+				CurTransactionResourceOwner = owner;
 				remove_claim(claim);
+			}
 		}
 	}
 }

@@ -175,7 +175,7 @@ wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
 	int			user_timeout = LockTimeout;
 	long		remaining;
 	bool		ours;
-	volatile bool done = false;
+	ErrorData  *volatile error = NULL;
 
 	if (TIMESTAMP_IS_NOBEGIN(give_up))
 		return false;
@@ -195,26 +195,29 @@ wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
 		else
 			(void) acquire(hash, false);
 		LockTimeout = user_timeout;
-		done = true;
 	}
 	PG_CATCH();
 	{
 		LockTimeout = user_timeout;
-		if (!ours || geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
-			PG_RE_THROW();
 		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
 		FlushErrorState();
 	}
 	PG_END_TRY();
 
 	/* what was taken inside passes to the caller's subtransaction */
-	if (done)
+	if (error == NULL)
 		ReleaseCurrentSubTransaction();
 	else
 		RollbackAndReleaseCurrentSubTransaction();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
-	return done;
+
+	/* not before: whoever catches it counts on his own subtransaction */
+	if (error != NULL &&
+		(!ours || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE))
+		ReThrowError(error);
+	return error == NULL;
 }
 
 static void

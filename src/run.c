@@ -200,12 +200,16 @@ call_recording_errors(Oid function, Oid result_type, const Jsonb *request,
 	{
 		ErrorData  *error;
 
-		if (!is_recordable(geterrcode()))
-			PG_RE_THROW();
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+
+		/* not before: whoever catches it counts on his own subtransaction */
+		if (!is_recordable(error->sqlerrcode))
+			ReThrowError(error);
 		answer->response = NULL;
 		answer->meta = describe_error(error);
 		ok = false;

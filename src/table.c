@@ -390,8 +390,10 @@ is_plain(OwnTable *table, Relation rel)
 				strcmp(NameStr(att->attname), table->columns[i].name) != 0)
 				return false;
 		}
-		else if (!att->attisdropped && (att->attnotnull || att->attgenerated))
-			return false;
+		else if (!att->attisdropped &&
+				 (att->attnotnull || att->atthasdef ||
+				  get_typtype(att->atttypid) == TYPTYPE_DOMAIN))
+			return false;		/* we would write NULL */
 	}
 	return true;
 }
@@ -459,7 +461,7 @@ not_as_made(OwnTable *table)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table idempotency.%s is not as the extension made it",
 					table->name),
-			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, NOT NULL columns) and restore its primary key, or create the extension again.")));
+			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, columns that are NOT NULL, have a default or are of a domain) and restore its primary key, or create the extension again.")));
 }
 
 static IndexScanDesc

@@ -1,0 +1,77 @@
+-- Keys whose locks have the same name, within one session: the lock is then
+-- taken several times, and each claim has a share of its own in it.
+-- (idempotency.debug_hash_bits shortens the name; between sessions a rival of
+-- another key is waited for, which specs/key_collision.spec shows.)
+CREATE ROLE regress_app;
+CREATE SCHEMA AUTHORIZATION regress_app;
+SELECT idempotency.grant_usage('regress_app');
+CREATE VIEW regress_app.locks AS SELECT count(*) AS locks FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+GRANT SELECT ON regress_app.locks TO regress_app;
+SET idempotency.debug_hash_bits = 0;
+SET SESSION AUTHORIZATION regress_app;
+
+BEGIN;
+SELECT status FROM idempotency.claim('collision', 'a');
+SELECT status FROM idempotency.claim('collision', 'b', '1');
+SELECT status FROM idempotency.claim('collision', 'a');
+SELECT status FROM idempotency.claim('collision', 'b', '2');
+SELECT idempotency.once('collision', 'c');
+TABLE locks;
+SELECT idempotency.complete('collision', 'a', 'A');
+TABLE locks;
+SELECT status, response FROM idempotency.claim('collision', 'a');
+SELECT idempotency.complete('collision', 'a');
+ROLLBACK;
+BEGIN;
+SELECT status FROM idempotency.claim('collision', 'a');
+SELECT status FROM idempotency.claim('collision', 'b');
+SELECT idempotency.release('collision', 'a');
+SELECT status FROM idempotency.claim('collision', 'b');
+TABLE locks;
+SELECT idempotency.complete('collision', 'b', 'B');
+TABLE locks;
+COMMIT;
+SELECT status, response FROM idempotency.claim('collision', 'b');
+
+-- one of two left open
+BEGIN;
+SELECT status FROM idempotency.claim('collision', 'd');
+SELECT status FROM idempotency.claim('collision', 'e');
+SELECT idempotency.complete('collision', 'd');
+COMMIT;
+SELECT status IS NULL AS unknown FROM idempotency.lookup('collision', 'd');
+
+-- settled at different levels
+BEGIN;
+SELECT status FROM idempotency.claim('collision', 'f');
+SAVEPOINT s;
+SELECT status FROM idempotency.claim('collision', 'g');
+SELECT idempotency.complete('collision', 'f', 'lost'), idempotency.complete('collision', 'g', 'lost');
+TABLE locks;
+ROLLBACK TO s;
+TABLE locks;
+SELECT status FROM idempotency.claim('collision', 'f');
+SELECT status FROM idempotency.claim('collision', 'g');
+RELEASE s;
+SELECT idempotency.complete('collision', 'f', 'F'), idempotency.complete('collision', 'g', 'G');
+TABLE locks;
+COMMIT;
+SELECT status, response FROM idempotency.claim('collision', 'f');
+SELECT status, response FROM idempotency.claim('collision', 'g');
+
+-- many
+BEGIN;
+SELECT count(*) FILTER (WHERE status = 'claimed') FROM generate_series(1, 1000) AS i, LATERAL idempotency.claim('collisions', i::text);
+SELECT count(idempotency.complete('collisions', i::text, i)) FROM generate_series(1, 999) AS i;
+TABLE locks;
+SELECT idempotency.complete('collisions', '1000', 1000);
+TABLE locks;
+COMMIT;
+SELECT count(*) FILTER (WHERE response = i::text) FROM generate_series(1, 1000) AS i, LATERAL idempotency.claim('collisions', i::text);
+
+RESET SESSION AUTHORIZATION;
+RESET idempotency.debug_hash_bits;
+SET client_min_messages = warning;
+SELECT idempotency.revoke_usage('regress_app');
+DROP SCHEMA regress_app CASCADE;
+DROP ROLE regress_app;

@@ -1,0 +1,93 @@
+-- Expired means absent, whether or not the row is still there, and the
+-- server's clock decides, not now(), which stands still in a transaction.
+CREATE ROLE regress_app;
+CREATE SCHEMA AUTHORIZATION regress_app;
+SELECT idempotency.grant_usage('regress_app');
+SET SESSION AUTHORIZATION regress_app;
+
+-- in one transaction, where now() would say that no time has passed
+BEGIN;
+SELECT idempotency.once('expiry', 'clock', '1 us');
+SELECT idempotency.once('expiry', 'clock', '1 us');
+SELECT status FROM idempotency.claim('expiry', 'clock');
+SELECT idempotency.complete('expiry', 'clock', 'third');
+SELECT status, response FROM idempotency.claim('expiry', 'clock');
+COMMIT;
+
+-- an expired record is absent for every function
+SELECT idempotency.once('expiry', 'absent', '1 us');
+SELECT l IS NULL AS unknown FROM idempotency.lookup('expiry', 'absent') AS l;
+BEGIN;
+SELECT * FROM idempotency.claim('expiry', 'absent');
+SELECT idempotency.release('expiry', 'absent');
+COMMIT;
+BEGIN;
+SELECT * FROM idempotency.claim('expiry', 'absent') AS still;
+ROLLBACK;
+CREATE FUNCTION answer(jsonb) RETURNS text LANGUAGE sql AS $$ SELECT 'run anew' $$;
+SELECT * FROM idempotency.run('expiry', 'absent', 'answer');
+SELECT * FROM idempotency.run('expiry', 'absent', 'answer');
+
+-- nothing of the old record remains, and there is one row
+BEGIN;
+SELECT status FROM idempotency.claim('expiry', 'replaced', '{"old": true}', '1 us');
+SELECT idempotency.fail('expiry', 'replaced', 'old answer', '{"old": true}');
+COMMIT;
+BEGIN;
+SELECT clock_timestamp() AS before_claim \gset
+SELECT * FROM idempotency.claim('expiry', 'replaced', '{"old": false}');
+SELECT idempotency.complete('expiry', 'replaced');
+COMMIT;
+SELECT status, response, meta, created_at >= :'before_claim' AS created_anew FROM idempotency.lookup('expiry', 'replaced');
+SELECT status FROM idempotency.claim('expiry', 'replaced', '{"old": true}');
+SELECT status FROM idempotency.claim('expiry', 'replaced', '{"old": false}');
+
+-- the ttl counts from completion; a claim in flight never expires
+BEGIN;
+SELECT status FROM idempotency.claim('expiry', 'from completion', ttl => '1 us');
+SELECT pg_sleep(0.001);
+SELECT status FROM idempotency.claim('expiry', 'from completion');
+SELECT idempotency.release('expiry', 'from completion');
+SELECT status FROM idempotency.claim('expiry', 'from completion', ttl => '1 hour');
+SELECT clock_timestamp() AS before_completion \gset
+SELECT idempotency.complete('expiry', 'from completion');
+SELECT expires_at >= :'before_completion'::timestamptz + '1 hour' AS ttl_from_completion,
+       expires_at < clock_timestamp() + '1 hour' AS not_more,
+       created_at <= :'before_completion' AS created_at_claim
+FROM idempotency.lookup('expiry', 'from completion');
+COMMIT;
+-- the ttl of the claim that was first, not of a replay
+SELECT status FROM idempotency.claim('expiry', 'from completion', ttl => '1 us');
+SELECT idempotency.once('expiry', 'from completion', '1 us');
+SELECT status FROM idempotency.claim('expiry', 'from completion');
+-- months are calendar months
+SELECT idempotency.once('expiry', 'months', '1 month 1 day');
+SELECT expires_at - created_at BETWEEN '29 days' AND '33 days' AS right FROM idempotency.lookup('expiry', 'months');
+
+-- idempotency.default_ttl, which is a superuser's
+RESET SESSION AUTHORIZATION;
+SET idempotency.default_ttl = '1 min';
+SET SESSION AUTHORIZATION regress_app;
+SELECT idempotency.once('expiry', 'default'), idempotency.once('expiry', 'not default', '2 min');
+SELECT key, extract(epoch FROM expires_at - created_at)::integer AS seconds
+FROM unnest('{default,"not default"}'::text[]) AS key, LATERAL idempotency.lookup('expiry', key) ORDER BY key;
+
+-- the expired row goes away between the claim and its answer
+SELECT idempotency.once('expiry', 'vanishing', '1 us');
+RESET SESSION AUTHORIZATION;
+BEGIN;
+SELECT status FROM idempotency.claim('expiry', 'vanishing');
+DELETE FROM idempotency.keys WHERE scope = 'expiry' AND key = 'vanishing';
+SELECT idempotency.complete('expiry', 'vanishing', 'stored');
+COMMIT;
+SELECT status, response FROM idempotency.claim('expiry', 'vanishing');
+SELECT idempotency.forget('expiry', 'vanishing'), idempotency.forget('expiry', 'vanishing') AS again;
+SELECT idempotency.once('expiry', 'vanishing', '1 us') AS anew;
+SELECT idempotency.forget('expiry', 'vanishing') AS expired;
+
+-- one row a key
+SELECT key, count(*) FROM idempotency.keys WHERE scope = 'expiry' GROUP BY key ORDER BY key;
+SET client_min_messages = warning;
+SELECT idempotency.revoke_usage('regress_app');
+DROP SCHEMA regress_app CASCADE;
+DROP ROLE regress_app;

@@ -1,0 +1,59 @@
+-- The settings of keys: units, bounds, and who may set what.
+CREATE ROLE regress_app;
+SELECT idempotency.grant_usage('regress_app');
+SELECT idempotency.once('settings', 'loads the library');
+SELECT name, setting, unit, context, min_val, max_val FROM pg_settings
+WHERE name IN ('idempotency.default_ttl', 'idempotency.default_wait') ORDER BY name COLLATE "C";
+-- every one of ours has a description
+SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc !~ '\.$';
+-- the developer's one is not shown among them
+SELECT count(*) FROM pg_settings WHERE name = 'idempotency.debug_hash_bits';
+SHOW idempotency.debug_hash_bits;
+
+SET idempotency.default_ttl = '36 h';
+SHOW idempotency.default_ttl;
+SET idempotency.default_ttl = 90;
+SHOW idempotency.default_ttl;
+\set VERBOSITY sqlstate
+SET idempotency.default_ttl = 0;
+SET idempotency.default_ttl = '-1 s';
+SET idempotency.default_ttl = 'for ever';
+SET idempotency.default_ttl = '100 years';
+\set VERBOSITY default
+SHOW idempotency.default_ttl;
+-- the longest
+SET idempotency.default_ttl = 2147483647;
+SELECT idempotency.once('settings', 'longest');
+SELECT expires_at - created_at > '24000 days' AS right FROM idempotency.lookup('settings', 'longest');
+RESET idempotency.default_ttl;
+SET idempotency.default_wait = '1500 ms';
+SHOW idempotency.default_wait;
+\set VERBOSITY sqlstate
+SET idempotency.default_wait = -2;
+\set VERBOSITY default
+SET idempotency.default_wait = 0;
+SHOW idempotency.default_wait;
+SET idempotency.default_wait = -1;
+SHOW idempotency.default_wait;
+
+-- a prefix of ours: a name that does not exist is a mistake
+SET idempotency.no_such = 1;
+\echo :LAST_ERROR_SQLSTATE
+
+-- default_wait is anyone's, what bounds what is kept is not
+SET SESSION AUTHORIZATION regress_app;
+SET idempotency.default_wait = '10 s';
+SET idempotency.default_ttl = '10 s';
+\echo :LAST_ERROR_SQLSTATE
+SET idempotency.debug_hash_bits = 1;
+\echo :LAST_ERROR_SQLSTATE
+-- also where a function sets it
+BEGIN;
+SET LOCAL idempotency.default_wait = 0;
+SHOW idempotency.default_wait;
+COMMIT;
+SHOW idempotency.default_wait;
+
+RESET SESSION AUTHORIZATION;
+SELECT idempotency.revoke_usage('regress_app');
+DROP ROLE regress_app;
