@@ -1,6 +1,6 @@
 EXTENSION = idempotency
 MODULE_big = idempotency
-OBJS = src/idempotency.o src/lock.o src/table.o src/claim.o src/key.o src/run.o src/lease.o
+OBJS = src/idempotency.o src/lock.o src/table.o src/claim.o src/key.o src/run.o src/lease.o src/outbox.o
 DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 

@@ -34,6 +34,7 @@ extern int	idempotency_debug_hash_bits;
 extern int	idempotency_default_ttl;	/* seconds */
 extern int	idempotency_default_wait;	/* milliseconds; -1: endless */
 extern int	idempotency_max_lease;	/* seconds */
+extern int	idempotency_outbox_max_attempts;
 
 extern Datum idempotency_result(FunctionCallInfo fcinfo,
 								Datum *values, bool *nulls);
