@@ -46,6 +46,7 @@
 #include "catalog/pg_am.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
+#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -91,6 +92,9 @@
 #define MAX_ASIDE	10000
 #define MAX_LOCKS	1000
 
+/* how long take relies on a place it remembers, in microseconds */
+#define HINT_LIFETIME	USECS_PER_SEC
+
 /* the table, opened for reading and writing */
 typedef struct Outbox
 {
@@ -110,7 +114,9 @@ typedef struct Take
 	Outbox		box;
 	TimestampTz now;
 	TimestampTz deadline;
+	int			max;
 	ReturnSetInfo *result;
+	TupleTableSlot *candidate;	/* what was found due */
 	TupleTableSlot *ready;		/* the key's first event not out */
 	TupleTableSlot *leased;		/* the key's event that is out */
 	int			nhanded;
@@ -140,7 +146,11 @@ PG_FUNCTION_INFO_V1(idempotency_ack_many);
 PG_FUNCTION_INFO_V1(idempotency_nack);
 PG_FUNCTION_INFO_V1(idempotency_retry_parked);
 
-static void take_key(Take *take, TupleTableSlot *candidate);
+static void take_by_hint(Take *take, text *topic);
+static TimestampTz take_range(Take *take, text *topic, TimestampTz from,
+							  TimestampTz to);
+static bool enough(Take *take);
+static void take_key(Take *take);
 static TupleTableSlot *find_head(Take *take, Datum topic, Datum key,
 								 bool *blocked);
 static HandOut hand_out(Take *take, TupleTableSlot *event);
@@ -164,9 +174,8 @@ static void not_as_made(void) pg_attribute_noreturn();
 static bool find_event(Outbox *box, int64 id, TupleTableSlot *event);
 static bool first_of_key(Outbox *box, Datum topic, Datum key, char state,
 						 TupleTableSlot *event);
-static IndexScanDesc begin_due_scan(Outbox *box, Datum topic,
-									RegProcedure comparison,
-									StrategyNumber strategy, TimestampTz due);
+static IndexScanDesc begin_due_scan(Outbox *box, text *topic,
+									TimestampTz from, TimestampTz to);
 static IndexScanDesc begin_scan(Outbox *box, Relation index, ScanKey keys,
 								int nkeys);
 static TupleTableSlot *next_version(Outbox *box, TupleTableSlot *event);
@@ -248,14 +257,11 @@ Datum
 idempotency_take(PG_FUNCTION_ARGS)
 {
 	text	   *topic = name_argument(fcinfo, 0, "topic", MAX_TOPIC_LENGTH);
-	int32		max;
 	Take		take = {0};
-	TupleTableSlot *candidate;
-	IndexScanDesc scan;
 
 	not_null(fcinfo, 1, "max");
-	max = PG_GETARG_INT32(1);
-	if (max < 1)
+	take.max = PG_GETARG_INT32(1);
+	if (take.max < 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max must be at least 1")));
@@ -267,26 +273,11 @@ idempotency_take(PG_FUNCTION_ARGS)
 	open_outbox(&take.box, "take()");
 	take.ready = table_slot_create(take.box.rel, NULL);
 	take.leased = table_slot_create(take.box.rel, NULL);
-	candidate = table_slot_create(take.box.rel, NULL);
+	take.candidate = table_slot_create(take.box.rel, NULL);
 
-	/* strictly before now: what this call hands out is not met again */
-	scan = begin_due_scan(&take.box, PointerGetDatum(topic),
-						  F_TIMESTAMPTZ_LT, BTLessStrategyNumber, take.now);
-	while (take.nhanded < max &&
-		   take.box.nlocks < MAX_LOCKS &&
-		   (take.nhanded == 0 || take.naside < MAX_ASIDE) &&
-		   index_getnext_slot(scan, ForwardScanDirection, candidate))
-	{
-		CHECK_FOR_INTERRUPTS();
-		slot_getallattrs(candidate);
-		if (event_isnull(candidate, key))
-			(void) hand_out(&take, candidate);
-		else
-			take_key(&take, candidate);
-	}
-	index_endscan(scan);
+	take_by_hint(&take, topic);
 
-	ExecDropSingleTupleTableSlot(candidate);
+	ExecDropSingleTupleTableSlot(take.candidate);
 	ExecDropSingleTupleTableSlot(take.leased);
 	ExecDropSingleTupleTableSlot(take.ready);
 	close_outbox(&take.box);
@@ -445,8 +436,7 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 
 	open_outbox(&box, "retry_parked()");
 	event = table_slot_create(box.rel, NULL);
-	scan = begin_due_scan(&box, PointerGetDatum(topic),
-						  F_TIMESTAMPTZ_EQ, BTEqualStrategyNumber, DT_NOEND);
+	scan = begin_due_scan(&box, topic, DT_NOEND, DT_NOEND);
 	while (index_getnext_slot(scan, ForwardScanDirection, event))
 	{
 		TupleTableSlot *next;
@@ -471,11 +461,95 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 }
 
 /*
+ * Look through the due events of a topic.
+ *
+ * Events that were taken leave dead entries at the low end of the index until
+ * VACUUM removes them, which it cannot do while an old snapshot is about, and
+ * to read them again and again is what makes queues in tables slow.  So the
+ * backend remembers where it met the first event that was there, and starts
+ * from there.  That is a hint only: an event that was committed late may have
+ * come in below.  So that part is read as well whenever the rest gave less
+ * than was asked for, and at any rate every HINT_LIFETIME.
+ */
+static void
+take_by_hint(Take *take, text *topic)
+{
+	static struct
+	{
+		uint64		topic;		/* a hash; 0: none yet */
+		TimestampTz first;		/* below, there was nothing */
+		TimestampTz read_at;	/* when that was read */
+	}			hints[16];
+	uint64		hash;
+	int			i;
+	TimestampTz from;
+	TimestampTz first;
+
+	hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(topic),
+							   VARSIZE_ANY_EXHDR(topic), 0);
+	i = hash % lengthof(hints);
+	if (hints[i].topic == hash && hints[i].read_at <= take->now &&
+		take->now - hints[i].read_at < HINT_LIFETIME)
+		from = hints[i].first;
+	else
+		from = DT_NOBEGIN;
+
+	first = take_range(take, topic, from, take->now);
+	if (!TIMESTAMP_IS_NOBEGIN(from))
+	{
+		if (enough(take))
+		{
+			hints[i].first = first;
+			return;
+		}
+		first = Min(first, take_range(take, topic, DT_NOBEGIN, from));
+	}
+	hints[i].topic = hash;
+	hints[i].first = first;
+	hints[i].read_at = take->now;
+}
+
+/*
+ * Look through the due events of a topic, from <= due < to, until there is
+ * enough; returns when the first one of them was due, or to.
+ */
+static TimestampTz
+take_range(Take *take, text *topic, TimestampTz from, TimestampTz to)
+{
+	IndexScanDesc scan = begin_due_scan(&take->box, topic, from, to);
+	TimestampTz first = to;
+
+	while (!enough(take) &&
+		   index_getnext_slot(scan, ForwardScanDirection, take->candidate))
+	{
+		CHECK_FOR_INTERRUPTS();
+		slot_getallattrs(take->candidate);
+		first = Min(first, event_due(take->candidate));
+		if (event_isnull(take->candidate, key))
+			(void) hand_out(take, take->candidate);
+		else
+			take_key(take);
+	}
+	index_endscan(scan);
+	return first;
+}
+
+/* Has this call done what it was asked for, or as much as it may? */
+static bool
+enough(Take *take)
+{
+	return take->nhanded >= take->max ||
+		take->box.nlocks >= MAX_LOCKS ||
+		(take->naside >= MAX_ASIDE && take->nhanded > 0);
+}
+
+/*
  * A due event has pointed to its key: hand out the key's head, if it may go.
  */
 static void
-take_key(Take *take, TupleTableSlot *candidate)
+take_key(Take *take)
 {
+	TupleTableSlot *candidate = take->candidate;
 	Datum		topic = event_value(candidate, topic);
 	Datum		key = event_value(candidate, key);
 	uint64		lock = key_lock(topic, key);
@@ -659,7 +733,7 @@ ack_event(Outbox *box, TupleTableSlot *event, int64 id, int32 attempt)
 			TupleTableSlot *next = next_version(box, event);
 
 			event_value(next, state) = CharGetDatum(EVENT_ACKNOWLEDGED);
-			event_value(next, due) = TimestampTzGetDatum(DT_NOBEGIN);
+			event_value(next, due) = TimestampTzGetDatum(GetCurrentTimestamp());
 			event_isnull(next, payload) = true;
 			event_isnull(next, error) = true;
 			if (update_event(box, event, true))
@@ -672,7 +746,7 @@ ack_event(Outbox *box, TupleTableSlot *event, int64 id, int32 attempt)
 
 /*
  * An event that was out is gone: if the next one of its key was set aside, it
- * becomes due, with the age that it has.  The caller holds the key's lock.
+ * becomes due.  The caller holds the key's lock.
  */
 static void
 call_up_next(Outbox *box, Datum topic, Datum key)
@@ -686,7 +760,7 @@ call_up_next(Outbox *box, Datum topic, Datum key)
 	{
 		TupleTableSlot *next = next_version(box, event);
 
-		event_value(next, due) = event_value(event, emitted_at);
+		event_value(next, due) = TimestampTzGetDatum(GetCurrentTimestamp());
 		done = update_event(box, event, true);
 	}
 	ExecDropSingleTupleTableSlot(event);
@@ -928,16 +1002,19 @@ first_of_key(Outbox *box, Datum topic, Datum key, char state,
 	return found;
 }
 
-/* The events of a topic by due, within a bound. */
+/* The events of a topic by due, from <= due < to, or to the end. */
 static IndexScanDesc
-begin_due_scan(Outbox *box, Datum topic, RegProcedure comparison,
-			   StrategyNumber strategy, TimestampTz due)
+begin_due_scan(Outbox *box, text *topic, TimestampTz from, TimestampTz to)
 {
-	ScanKeyData keys[2];
+	ScanKeyData keys[3];
 
-	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, topic);
-	ScanKeyInit(&keys[1], 2, strategy, comparison, TimestampTzGetDatum(due));
-	return begin_scan(box, box->by_due, keys, 2);
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(topic));
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+	ScanKeyInit(&keys[2], 2, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
+				TimestampTzGetDatum(to));
+	return begin_scan(box, box->by_due, keys, TIMESTAMP_IS_NOEND(to) ? 2 : 3);
 }
 
 /* Everything is read as it is now, not as the transaction's snapshot has it. */
