@@ -5,8 +5,8 @@ DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
 # Named one by one: a wildcard installs nothing in a VPATH build.
-REGRESS =
-ISOLATION =
+REGRESS = outbox
+ISOLATION = outbox_order outbox_late outbox_ack outbox_serializable
 REGRESS_OPTS = --inputdir=$(srcdir)/test --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1

@@ -237,6 +237,7 @@ idempotency_emit(PG_FUNCTION_ARGS)
 
 	table_tuple_insert(box.rel, event, GetCurrentCommandId(true), 0, NULL);
 	write_index_entries(&box, false, TU_None);
+	CommandCounterIncrement();	/* or a take in this statement would fail */
 	close_outbox(&box);
 
 	PG_RETURN_INT64(id);
