@@ -190,9 +190,10 @@ SELECT count(*) FROM idempotency.outbox;
 -- one statement, one transaction
 --
 SELECT idempotency.emit('one', '1', 'k') AS id, (SELECT count(*) FROM idempotency.take('one')) AS taken \gset
+\echo :taken
 SELECT count(*) FROM idempotency.take('one');
 BEGIN ISOLATION LEVEL SERIALIZABLE;
-SELECT idempotency.emit('one', '2', 'k') > 0;
+SELECT idempotency.emit('one', '2', 'j') > 0;
 SELECT payload, idempotency.ack(id, attempt) FROM idempotency.take('one');
 SELECT payload, idempotency.ack(id, attempt) FROM idempotency.take('one');
 SELECT count(*) FROM idempotency.take('one');
