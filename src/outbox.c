@@ -556,6 +556,7 @@ take_key(Take *take)
 	uint64		lock = key_lock(topic, key);
 	TupleTableSlot *head;
 	HandOut		outcome = HANDED_OUT;
+	int			naside = take->naside;
 	bool		blocked = false;
 	bool		wrote = false;
 
@@ -599,9 +600,11 @@ take_key(Take *take)
 
 	/*
 	 * What was decided under the lock stands until the others can see it, so
-	 * the lock is kept; once for a run of events of the same key.
+	 * the lock is kept; once for a run of events that are set aside.
 	 */
-	if (!wrote || (take->box.nlocks > 0 && lock == take->last_lock))
+	if (!wrote ||
+		(take->naside > naside && take->box.nlocks > 0 &&
+		 lock == take->last_lock))
 		idempotency_unlock(lock);
 	else
 	{
