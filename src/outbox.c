@@ -37,7 +37,6 @@
  */
 #include "idempotency.h"
 
-#include "access/detoast.h"
 #include "access/genam.h"
 #include "access/table.h"
 #include "access/tableam.h"
@@ -618,8 +617,10 @@ take_key(Take *take)
  * while another is out (*blocked) or while that one is to be tried later
  * (*blocked).  The caller holds the key's lock.
  *
- * First the event that is out is looked for, then the others: a nack may
- * commit in between, and would be missed the other way round.
+ * The one that is out is the first leased one: it was the head when it was
+ * handed out, and a lower id that was committed later goes out only when its
+ * lease is over.  It is looked for before the others, since a nack may commit
+ * in between, and would be missed the other way round.
  */
 static TupleTableSlot *
 find_head(Take *take, Datum topic, Datum key, bool *blocked)
@@ -643,19 +644,6 @@ find_head(Take *take, Datum topic, Datum key, bool *blocked)
 		*blocked = true;
 		return NULL;
 	}
-
-	/* a lapsed lease gives way to a lower id that was committed after it */
-	if (lapsed)
-	{
-		TupleTableSlot *next = next_version(&take->box, take->leased);
-
-		event_value(next, state) = CharGetDatum(EVENT_READY);
-		if (!update_event(&take->box, take->leased, false))
-		{
-			*blocked = true;
-			return NULL;
-		}
-	}
 	return take->ready;
 }
 
@@ -667,7 +655,6 @@ hand_out(Take *take, TupleTableSlot *event)
 	int32		attempt = event_attempt(event) + 1;
 	Datum		values[5];
 	bool		nulls[5] = {0};
-	MemoryContext context;
 
 	if (event_tries(event) >= idempotency_outbox_max_attempts)
 	{
@@ -682,7 +669,6 @@ hand_out(Take *take, TupleTableSlot *event)
 	if (!update_event(&take->box, event, false))
 		return BUSY;
 
-	context = MemoryContextSwitchTo(GetPerTupleMemoryContext(take->box.estate));
 	values[0] = event_value(event, id);
 	values[1] = Int32GetDatum(attempt);
 	values[2] = event_value(event, key);
@@ -690,14 +676,8 @@ hand_out(Take *take, TupleTableSlot *event)
 	values[3] = event_value(event, payload);
 	nulls[3] = event_isnull(event, payload);
 	values[4] = event_value(event, emitted_at);
-
-	/* whole, since the row may be gone when the caller gets to it */
-	if (!nulls[3] && VARATT_IS_EXTERNAL(DatumGetPointer(values[3])))
-		values[3] = PointerGetDatum(detoast_external_attr((struct varlena *)
-														  DatumGetPointer(values[3])));
 	tuplestore_putvalues(take->result->setResult, take->result->setDesc,
 						 values, nulls);
-	MemoryContextSwitchTo(context);
 	take->nhanded++;
 	return HANDED_OUT;
 }

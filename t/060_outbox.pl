@@ -10,7 +10,7 @@ use Test::More;
 
 my $node = PostgreSQL::Test::Cluster->new('main');
 $node->init;
-$node->append_conf('postgresql.conf', "max_prepared_transactions = 10\n");
+$node->append_conf('postgresql.conf', "max_prepared_transactions = 10\nwal_writer_delay = 10s\n");
 $node->start;
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 

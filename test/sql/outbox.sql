@@ -174,6 +174,26 @@ $$;
 RESET ROLE;
 SELECT count(*) FROM idempotency.outbox;
 
+-- all of it parked, one after the other
+SELECT count(idempotency.emit('bad', to_jsonb(i), 'hot')) FROM generate_series(1, 150) i;
+SELECT count(*) FROM idempotency.take('bad', 1000, '0');
+SET idempotency.outbox_max_attempts = 1;
+DO $$
+BEGIN
+  FOR i IN 1 .. 150 LOOP
+    PERFORM idempotency.nack(id, attempt) FROM idempotency.take('bad');
+  END LOOP;
+END
+$$;
+RESET idempotency.outbox_max_attempts;
+SELECT count(*) FROM idempotency.parked_events;
+TRUNCATE idempotency.outbox;
+
+-- a lease that is over at once: still only once per call
+SELECT count(idempotency.emit('once', to_jsonb(i))) FROM generate_series(1, 2000) i;
+SELECT count(*), count(DISTINCT id) FROM idempotency.take('once', 5000, '0');
+TRUNCATE idempotency.outbox;
+
 -- more keys than one call locks: it gives what it has, and what it cannot
 -- clear away is left to take
 SELECT count(idempotency.emit('wide', to_jsonb(i), 'key' || i)) FROM generate_series(1, 2500) i;
