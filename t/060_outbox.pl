@@ -73,7 +73,8 @@ is(sql('SELECT idempotency.ack(6, 3)'), 't', 'the newest is not');
 # wait for its commits.  The attempt must not come twice.
 #
 sql("SELECT idempotency.emit('t', '\"crash\"', 'k')");
-is(sql('SET synchronous_commit = off', "SELECT id || ':' || attempt FROM idempotency.take('t', lease => '0')"), '7:1', 'taken with synchronous_commit off');
+my $before = sql('SELECT pg_current_wal_insert_lsn()');
+is(sql('SET synchronous_commit = off', "SELECT id || ':' || attempt FROM idempotency.take('t', lease => '0')", "SELECT pg_current_wal_flush_lsn() > '$before'"), "7:1\nt", 'with synchronous_commit off, a take is on disk when it is committed');
 $node->stop('immediate');
 $node->start;
 is(sql($take), '7:2:crash', 'after the crash, the next attempt');
