@@ -10,35 +10,40 @@ OBJS = \
 	src/lease.o \
 	src/purge.o \
 	src/worker.o \
-	src/insert_once.o
+	src/insert_once.o \
+	src/outbox.o
 DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
 # Named one by one: a wildcard installs nothing in a VPATH build.
 REGRESS = \
-	<<<<<<< \
-	HEAD
+	altered \
+	collision \
+	insert_once \
+	key_claim \
+	key_expiry \
+	key_input \
+	key_savepoint \
+	lease \
+	outbox \
+	privilege \
+	readonly \
+	run \
+	settings
 ISOLATION = \
 	insert_once_race \
-	lease_takeover \
 	key_bounded \
 	key_collision \
 	key_deadlock \
 	key_expired \
 	key_isolation \
 	key_wait \
+	lease_takeover \
+	outbox_ack \
+	outbox_late \
+	outbox_order \
+	outbox_serializable \
 	run_snapshot
-	altered \
-	collision \
-	key_claim \
-	key_expiry \
-	key_input \
-	key_savepoint \
-	lease \
-	privilege \
-	readonly \
-	run \
-	settings
 REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1

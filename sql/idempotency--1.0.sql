@@ -252,6 +252,67 @@ COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inser
 -- Outbox
 ----------------------------------------------------------------------------
 
+-- CACHE 1, or the ids of two sessions would not follow the order in which a
+-- key's events were emitted.
+CREATE SEQUENCE idempotency.outbox_id_seq CACHE 1;
+COMMENT ON SEQUENCE idempotency.outbox_id_seq IS 'the ids of events';
+GRANT SELECT, UPDATE ON idempotency.outbox_id_seq TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_id_seq', '');
+
+CREATE TABLE idempotency.outbox (
+  id         bigint      PRIMARY KEY,
+  due        timestamptz NOT NULL,
+  emitted_at timestamptz NOT NULL,
+  parked_at  timestamptz,
+  attempt    integer     NOT NULL,
+  tries      integer     NOT NULL,
+  state      "char"      NOT NULL,
+  topic      text        NOT NULL COLLATE "C",
+  key        text        COLLATE "C",
+  payload    jsonb,
+  error      text
+);
+COMMENT ON TABLE idempotency.outbox IS 'events that are to be delivered, and parked ones; read and written through functions';
+COMMENT ON COLUMN idempotency.outbox.due IS 'when take may look at it next; infinity: parked, or set aside behind another event of its key';
+COMMENT ON COLUMN idempotency.outbox.attempt IS 'how often it was handed out; the newest number is the one that counts';
+COMMENT ON COLUMN idempotency.outbox.tries IS 'how often it was handed out since it was emitted or retry_parked';
+COMMENT ON COLUMN idempotency.outbox.state IS 'r: ready, l: leased until due, a: acknowledged, p: parked';
+CREATE INDEX outbox_due_idx ON idempotency.outbox (topic, due);
+CREATE INDEX outbox_key_idx ON idempotency.outbox (topic, key, state, id) WHERE key IS NOT NULL;
+GRANT SELECT, INSERT ON idempotency.outbox TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
+
+CREATE FUNCTION idempotency.emit(topic text, payload jsonb, key text DEFAULT NULL) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_emit';
+COMMENT ON FUNCTION idempotency.emit(text, jsonb, text) IS 'writes an event in this transaction and returns its id; events of one key are delivered in the order of their ids';
+
+CREATE FUNCTION idempotency.take(topic text, max integer DEFAULT 100, lease interval DEFAULT '30 s')
+RETURNS TABLE (id bigint, attempt integer, key text, payload jsonb, emitted_at timestamptz)
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'idempotency_take';
+COMMENT ON FUNCTION idempotency.take(text, integer, interval) IS 'hands out due events of a topic until the lease ends; commit before you act on them';
+
+CREATE FUNCTION idempotency.ack(id bigint, attempt integer) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';
+COMMENT ON FUNCTION idempotency.ack(bigint, integer) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event';
+
+CREATE FUNCTION idempotency.ack(ids bigint[], attempts integer[]) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack_many';
+COMMENT ON FUNCTION idempotency.ack(bigint[], integer[]) IS 'ack for many events; returns how many were removed';
+
+CREATE FUNCTION idempotency.nack(id bigint, attempt integer, retry_in interval DEFAULT NULL, error text DEFAULT NULL) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_nack';
+COMMENT ON FUNCTION idempotency.nack(bigint, integer, interval, text) IS 'gives an event back, due after retry_in (NULL: at once), or parks it after its last attempt; false: this attempt was superseded';
+
+CREATE FUNCTION idempotency.retry_parked(topic text) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_parked';
+COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many';
+
+CREATE VIEW idempotency.parked_events AS
+  SELECT id, topic, key, payload, attempt, emitted_at, parked_at, error
+  FROM idempotency.outbox
+  WHERE state OPERATOR(pg_catalog.=) 'p'::"char";
+COMMENT ON VIEW idempotency.parked_events IS 'admin: events that failed idempotency.outbox_max_attempts times, with the last error that nack was given';
+
 ----------------------------------------------------------------------------
 -- Upkeep and insight
 ----------------------------------------------------------------------------
@@ -361,10 +422,11 @@ AS $$
         'claim', 'complete', 'fail', 'release', 'once', 'run', 'lookup',
         'insert_once',
         'lease', 'extend', 'checkpoint',
-        'acquire_lock', 'renew_lock', 'release_lock'
+        'acquire_lock', 'renew_lock', 'release_lock',
+        'emit', 'take', 'ack', 'nack'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
-        'forget', 'purge', 'holder', 'lock_hash', 'key_writer'
+        'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer'
       ]::name[]
     END)
 $$;

@@ -23,6 +23,7 @@ int			idempotency_debug_hash_bits = 64;
 int			idempotency_default_ttl = 24 * 60 * 60;
 int			idempotency_default_wait = -1;
 int			idempotency_max_lease = 24 * 60 * 60;
+int			idempotency_outbox_max_attempts = 10;
 char	   *idempotency_purge_databases = NULL;
 int			idempotency_purge_interval = 10 * 60;
 
@@ -68,6 +69,14 @@ _PG_init(void)
 							&idempotency_max_lease,
 							24 * 60 * 60, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.outbox_max_attempts",
+							"After how many failed attempts an event of the outbox is parked.",
+							NULL,
+							&idempotency_outbox_max_attempts,
+							10, 1, INT_MAX,
+							PGC_SUSET, 0,
 							NULL, NULL, NULL);
 
 	DefineCustomStringVariable("idempotency.purge_databases",

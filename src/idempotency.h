@@ -35,6 +35,7 @@ extern int	idempotency_debug_hash_bits;
 extern int	idempotency_default_ttl;	/* seconds */
 extern int	idempotency_default_wait;	/* milliseconds; -1: endless */
 extern int	idempotency_max_lease;	/* seconds */
+extern int	idempotency_outbox_max_attempts;
 extern char *idempotency_purge_databases;
 extern int	idempotency_purge_interval; /* seconds */
 

@@ -1,0 +1,1089 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox.c
+ *		The outbox: side effects that happen after the commit.
+ *
+ * An EVENT is a row, written in the transaction that wants the effect.  TAKE
+ * hands it to a worker under a lease; each hand-out is an ATTEMPT, and its
+ * number tells a superseded worker from the newest.  ACK removes the event,
+ * NACK gives it back, and one that has failed too often is PARKED.  Events
+ * with the same (topic, key) come in the order of their ids, one at a time.
+ *
+ * DUE says when take may look at an event next: when it was emitted, when its
+ * lease ends, when it is to be tried again.  Take reads the due events of a
+ * topic in that order, whoever committed late included: there is no cursor
+ * that could pass one by.
+ *
+ * The order within a key rests on the key's lock (lock.c).  Take only tries
+ * it.  Who holds it looks at the key with SnapshotSelf, that is, at what is
+ * committed now and at our own, whatever the transaction's snapshot is; so a
+ * lease that a rival committed a moment ago counts also under REPEATABLE
+ * READ, and no predicate lock is ever taken.  What take finds due only points
+ * to its key; handed out is the head, the event with the lowest id, and
+ * nothing while another event of the key is out.
+ *
+ * A long queue behind one key must not be read again by every take, so events
+ * in excess are SET ASIDE (due = infinity) until it is their turn.  The rule
+ * that no key is ever forgotten: while events of a key are set aside, another
+ * row of that key has a finite due.  Whoever removes that row does so under
+ * the key's lock and calls the next one up; or, without the lock, leaves the
+ * row behind as acknowledged, due at once, for the next take to clear away.
+ *
+ * All of this goes past the executor, with no privilege on the table: EXECUTE
+ * on the functions is the gate.  Nobody waits for anybody but ack and nack for
+ * a rival who is changing the very same event.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_type.h"
+#include "commands/sequence.h"
+#include "common/hashfn.h"
+#include "executor/executor.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+/* the columns of idempotency.outbox */
+#define Anum_outbox_id			1
+#define Anum_outbox_due			2
+#define Anum_outbox_emitted_at	3
+#define Anum_outbox_parked_at	4
+#define Anum_outbox_attempt		5
+#define Anum_outbox_tries		6
+#define Anum_outbox_state		7
+#define Anum_outbox_topic		8
+#define Anum_outbox_key			9
+#define Anum_outbox_payload		10
+#define Anum_outbox_error		11
+#define Natts_outbox			11
+
+/* the states of an event */
+#define EVENT_READY			'r' /* to be handed out */
+#define EVENT_LEASED		'l' /* out, until due */
+#define EVENT_ACKNOWLEDGED	'a' /* done with, to be cleared away by take */
+#define EVENT_PARKED		'p' /* failed too often */
+
+/* limits in bytes, as for scope and key */
+#define MAX_TOPIC_LENGTH	256
+#define MAX_KEY_LENGTH		512
+
+/*
+ * What one call does at most, so that it neither fills the lock table nor
+ * keeps its caller waiting: events that it looks past before it sets further
+ * ones aside; events set aside once there is something to hand out; locks.
+ */
+#define MAX_PASSED	100
+#define MAX_ASIDE	10000
+#define MAX_LOCKS	1000
+
+/* how long take relies on a place it remembers, in microseconds */
+#define HINT_LIFETIME	USECS_PER_SEC
+
+/* the table, opened for reading and writing */
+typedef struct Outbox
+{
+	Relation	rel;
+	EState	   *estate;
+	ResultRelInfo *indexes;
+	Relation	by_id;			/* (id) */
+	Relation	by_due;			/* (topic, due) */
+	Relation	by_key;			/* (topic, key, state, id) */
+	TupleTableSlot *next;		/* the version to be written */
+	int			nlocks;			/* locks of keys that this call keeps */
+} Outbox;
+
+/* one call of take */
+typedef struct Take
+{
+	Outbox		box;
+	TimestampTz now;
+	TimestampTz deadline;
+	int			max;
+	ReturnSetInfo *result;
+	TupleTableSlot *candidate;	/* what was found due */
+	TupleTableSlot *ready;		/* the key's first event not out */
+	TupleTableSlot *leased;		/* the key's event that is out */
+	int			nhanded;
+	int			npassed;
+	int			naside;
+	uint64		last_lock;		/* the last one that was kept */
+} Take;
+
+/* an event as a worker knows it */
+typedef struct Handed
+{
+	int64		id;
+	int32		attempt;
+} Handed;
+
+typedef enum HandOut
+{
+	HANDED_OUT,
+	PARKED,
+	BUSY						/* somebody is changing the row */
+} HandOut;
+
+PG_FUNCTION_INFO_V1(idempotency_emit);
+PG_FUNCTION_INFO_V1(idempotency_take);
+PG_FUNCTION_INFO_V1(idempotency_ack);
+PG_FUNCTION_INFO_V1(idempotency_ack_many);
+PG_FUNCTION_INFO_V1(idempotency_nack);
+PG_FUNCTION_INFO_V1(idempotency_retry_parked);
+
+static void take_by_hint(Take *take, text *topic);
+static TimestampTz take_range(Take *take, text *topic, TimestampTz from,
+							  TimestampTz to);
+static bool enough(Take *take);
+static void take_key(Take *take);
+static TupleTableSlot *find_head(Take *take, Datum topic, Datum key,
+								 bool *blocked);
+static HandOut hand_out(Take *take, TupleTableSlot *event);
+static bool ack_event(Outbox *box, TupleTableSlot *event, int64 id,
+					  int32 attempt);
+static void call_up_next(Outbox *box, Datum topic, Datum key);
+static int	compare_handed(const void *a, const void *b);
+static void set_parked(TupleTableSlot *next);
+static uint64 key_lock(Datum topic, Datum key);
+static void *not_null(FunctionCallInfo fcinfo, int arg, const char *what);
+static text *name_argument(FunctionCallInfo fcinfo, int arg, const char *what,
+						   int max_length);
+static TimestampTz after(TimestampTz start, const Interval *interval,
+						 const char *what);
+static int	array_argument(FunctionCallInfo fcinfo, int arg, const char *what,
+						   Oid type, Datum **elements);
+static void open_outbox(Outbox *box, const char *function);
+static void close_outbox(Outbox *box);
+static Oid	outbox_object(const char *name);
+static void not_as_made(void) pg_attribute_noreturn();
+static bool find_event(Outbox *box, int64 id, TupleTableSlot *event);
+static bool first_of_key(Outbox *box, Datum topic, Datum key, char state,
+						 TupleTableSlot *event);
+static IndexScanDesc begin_due_scan(Outbox *box, text *topic,
+									TimestampTz from, TimestampTz to);
+static IndexScanDesc begin_scan(Outbox *box, Relation index, ScanKey keys,
+								int nkeys);
+static TupleTableSlot *next_version(Outbox *box, TupleTableSlot *event);
+static bool update_event(Outbox *box, TupleTableSlot *event, bool wait);
+static bool delete_event(Outbox *box, TupleTableSlot *event, bool wait);
+static void write_index_entries(Outbox *box, bool update,
+								TU_UpdateIndexes update_indexes);
+
+/* The columns of an event in a slot whose attributes have been fetched. */
+#define event_value(slot, column) \
+	((slot)->tts_values[Anum_outbox_##column - 1])
+#define event_isnull(slot, column) \
+	((slot)->tts_isnull[Anum_outbox_##column - 1])
+#define event_id(slot)		DatumGetInt64(event_value(slot, id))
+#define event_due(slot)		DatumGetTimestampTz(event_value(slot, due))
+#define event_attempt(slot) DatumGetInt32(event_value(slot, attempt))
+#define event_tries(slot)	DatumGetInt32(event_value(slot, tries))
+#define event_state(slot)	DatumGetChar(event_value(slot, state))
+
+/*
+ * emit(topic text, payload jsonb, key text DEFAULT NULL) RETURNS bigint
+ *
+ * Write an event in the caller's transaction and return its id.  Takes no
+ * lock on the key: who wants an order serialises before emitting.  A NULL
+ * payload is an event that says nothing but its topic and key.
+ * Errors: 22004 NULL topic; 22023 empty or too long topic or key; 25006.
+ */
+Datum
+idempotency_emit(PG_FUNCTION_ARGS)
+{
+	text	   *topic = name_argument(fcinfo, 0, "topic", MAX_TOPIC_LENGTH);
+	text	   *key = NULL;
+	Outbox		box;
+	TupleTableSlot *event;
+	int64		id;
+	TimestampTz now;
+
+	if (!PG_ARGISNULL(2))
+		key = name_argument(fcinfo, 2, "key", MAX_KEY_LENGTH);
+
+	open_outbox(&box, "emit()");
+	id = nextval_internal(outbox_object("outbox_id_seq"), false);
+	now = GetCurrentTimestamp();
+
+	event = next_version(&box, NULL);
+	event_value(event, id) = Int64GetDatum(id);
+	event_value(event, due) = TimestampTzGetDatum(now);
+	event_value(event, emitted_at) = TimestampTzGetDatum(now);
+	event_isnull(event, parked_at) = true;
+	event_value(event, attempt) = Int32GetDatum(0);
+	event_value(event, tries) = Int32GetDatum(0);
+	event_value(event, state) = CharGetDatum(EVENT_READY);
+	event_value(event, topic) = PointerGetDatum(topic);
+	event_value(event, key) = PointerGetDatum(key);
+	event_isnull(event, key) = key == NULL;
+	event_value(event, payload) = PG_GETARG_DATUM(1);
+	event_isnull(event, payload) = PG_ARGISNULL(1);
+	event_isnull(event, error) = true;
+
+	table_tuple_insert(box.rel, event, GetCurrentCommandId(true), 0, NULL);
+	write_index_entries(&box, false, TU_None);
+	CommandCounterIncrement();	/* or a take in this statement would fail */
+	close_outbox(&box);
+
+	PG_RETURN_INT64(id);
+}
+
+/*
+ * take(topic text, max integer DEFAULT 100, lease interval DEFAULT '30 s')
+ * RETURNS TABLE (id bigint, attempt integer, key text, payload jsonb,
+ * emitted_at timestamptz)
+ *
+ * Hand out up to max due events of the topic, the longest due first, until
+ * now + lease.  What a rival is taking is passed over.  It may return fewer
+ * than there are when it has looked at a lot for them; the next call goes on.
+ * Errors: 22004 NULL argument; 22023 bad topic, max < 1, negative lease;
+ * 22008 lease out of range; 25006.
+ */
+Datum
+idempotency_take(PG_FUNCTION_ARGS)
+{
+	text	   *topic = name_argument(fcinfo, 0, "topic", MAX_TOPIC_LENGTH);
+	Take		take = {0};
+
+	not_null(fcinfo, 1, "max");
+	take.max = PG_GETARG_INT32(1);
+	if (take.max < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max must be at least 1")));
+	take.now = GetCurrentTimestamp();
+	take.deadline = after(take.now, not_null(fcinfo, 2, "lease"), "lease");
+
+	InitMaterializedSRF(fcinfo, 0);
+	take.result = (ReturnSetInfo *) fcinfo->resultinfo;
+	open_outbox(&take.box, "take()");
+	take.ready = table_slot_create(take.box.rel, NULL);
+	take.leased = table_slot_create(take.box.rel, NULL);
+	take.candidate = table_slot_create(take.box.rel, NULL);
+
+	take_by_hint(&take, topic);
+
+	ExecDropSingleTupleTableSlot(take.candidate);
+	ExecDropSingleTupleTableSlot(take.leased);
+	ExecDropSingleTupleTableSlot(take.ready);
+	close_outbox(&take.box);
+
+	/* or a crash could make a later attempt bear the number of this one */
+	if (take.nhanded > 0)
+		ForceSyncCommit();
+
+	return (Datum) 0;
+}
+
+/*
+ * ack(id bigint, attempt integer) RETURNS boolean
+ *
+ * The effect has happened: remove the event.  False, and nothing changed, if
+ * there is no such event or a later attempt superseded this one.
+ * Errors: 22004 NULL argument; 25006.
+ */
+Datum
+idempotency_ack(PG_FUNCTION_ARGS)
+{
+	Outbox		box;
+	TupleTableSlot *event;
+	bool		done;
+
+	not_null(fcinfo, 0, "id");
+	not_null(fcinfo, 1, "attempt");
+
+	open_outbox(&box, "ack()");
+	event = table_slot_create(box.rel, NULL);
+	done = ack_event(&box, event, PG_GETARG_INT64(0), PG_GETARG_INT32(1));
+	ExecDropSingleTupleTableSlot(event);
+	close_outbox(&box);
+
+	PG_RETURN_BOOL(done);
+}
+
+/*
+ * ack(ids bigint[], attempts integer[]) RETURNS bigint
+ *
+ * The same for many: how many were acknowledged.  Two calls at once may wait
+ * for each other on the same events, so they go by the order of the ids.
+ * Errors: 22004 NULL argument or element; 22023 lengths or dimensions; 25006.
+ */
+Datum
+idempotency_ack_many(PG_FUNCTION_ARGS)
+{
+	Datum	   *ids;
+	Datum	   *attempts;
+	Handed	   *handed;
+	int			n = array_argument(fcinfo, 0, "ids", INT8OID, &ids);
+	Outbox		box;
+	TupleTableSlot *event;
+	int64		done = 0;
+
+	if (array_argument(fcinfo, 1, "attempts", INT4OID, &attempts) != n)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("ids and attempts must have the same number of elements")));
+
+	handed = palloc(n * sizeof(Handed));
+	for (int i = 0; i < n; i++)
+	{
+		handed[i].id = DatumGetInt64(ids[i]);
+		handed[i].attempt = DatumGetInt32(attempts[i]);
+	}
+	qsort(handed, n, sizeof(Handed), compare_handed);
+
+	open_outbox(&box, "ack()");
+	event = table_slot_create(box.rel, NULL);
+	for (int i = 0; i < n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (ack_event(&box, event, handed[i].id, handed[i].attempt))
+			done++;
+	}
+	ExecDropSingleTupleTableSlot(event);
+	close_outbox(&box);
+
+	PG_RETURN_INT64(done);
+}
+
+/*
+ * nack(id bigint, attempt integer, retry_in interval DEFAULT NULL,
+ * error text DEFAULT NULL) RETURNS boolean
+ *
+ * The attempt has failed: give the event back, due after retry_in (NULL: at
+ * once), or park it if that was its last attempt.  False, and nothing
+ * changed, if the event is not out with this attempt any more.
+ * Errors: 22004 NULL id or attempt; 22023 negative retry_in; 22008 retry_in
+ * out of range; 25006.
+ */
+Datum
+idempotency_nack(PG_FUNCTION_ARGS)
+{
+	TimestampTz due = GetCurrentTimestamp();
+	Outbox		box;
+	TupleTableSlot *event;
+	bool		done = false;
+
+	not_null(fcinfo, 0, "id");
+	not_null(fcinfo, 1, "attempt");
+	if (!PG_ARGISNULL(2))
+		due = after(due, PG_GETARG_INTERVAL_P(2), "retry_in");
+
+	open_outbox(&box, "nack()");
+	event = table_slot_create(box.rel, NULL);
+	while (!done &&
+		   find_event(&box, PG_GETARG_INT64(0), event) &&
+		   event_attempt(event) == PG_GETARG_INT32(1) &&
+		   event_state(event) == EVENT_LEASED)
+	{
+		bool		keyed = !event_isnull(event, key);
+		bool		park = event_tries(event) >= idempotency_outbox_max_attempts;
+		TupleTableSlot *next;
+
+		/* without the key's lock, the next take parks it */
+		if (park && keyed)
+			park = idempotency_try_lock(key_lock(event_value(event, topic),
+												 event_value(event, key)));
+
+		next = next_version(&box, event);
+		event_value(next, state) = CharGetDatum(EVENT_READY);
+		event_value(next, due) = TimestampTzGetDatum(due);
+		if (park)
+			set_parked(next);
+		event_value(next, error) = PG_GETARG_DATUM(3);
+		event_isnull(next, error) = PG_ARGISNULL(3);
+		done = update_event(&box, event, true);
+		if (done && park && keyed)
+			call_up_next(&box, event_value(event, topic),
+						 event_value(event, key));
+	}
+	ExecDropSingleTupleTableSlot(event);
+	close_outbox(&box);
+
+	PG_RETURN_BOOL(done);
+}
+
+/*
+ * retry_parked(topic text) RETURNS bigint
+ *
+ * Give the parked events of a topic back, with as many attempts before them as
+ * a new one; how many.  The number of the attempt goes on where it was.
+ * Errors: 22004 NULL topic; 22023 bad topic; 25006.
+ */
+Datum
+idempotency_retry_parked(PG_FUNCTION_ARGS)
+{
+	text	   *topic = name_argument(fcinfo, 0, "topic", MAX_TOPIC_LENGTH);
+	TimestampTz now = GetCurrentTimestamp();
+	Outbox		box;
+	TupleTableSlot *event;
+	IndexScanDesc scan;
+	int64		done = 0;
+
+	open_outbox(&box, "retry_parked()");
+	event = table_slot_create(box.rel, NULL);
+	scan = begin_due_scan(&box, topic, DT_NOEND, DT_NOEND);
+	while (index_getnext_slot(scan, ForwardScanDirection, event))
+	{
+		TupleTableSlot *next;
+
+		CHECK_FOR_INTERRUPTS();
+		slot_getallattrs(event);
+		if (event_state(event) != EVENT_PARKED)
+			continue;
+		next = next_version(&box, event);
+		event_value(next, state) = CharGetDatum(EVENT_READY);
+		event_value(next, due) = TimestampTzGetDatum(now);
+		event_value(next, tries) = Int32GetDatum(0);
+		event_isnull(next, parked_at) = true;
+		if (update_event(&box, event, false))
+			done++;
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(event);
+	close_outbox(&box);
+
+	PG_RETURN_INT64(done);
+}
+
+/*
+ * Look through the due events of a topic.
+ *
+ * Events that were taken leave dead entries at the low end of the index until
+ * VACUUM removes them, which it cannot do while an old snapshot is about, and
+ * to read them again and again is what makes queues in tables slow.  So the
+ * backend remembers where it met the first event that was there, and starts
+ * from there.  That is a hint only: an event that was committed late may have
+ * come in below.  So that part is read as well whenever the rest gave less
+ * than was asked for, and at any rate every HINT_LIFETIME.
+ */
+static void
+take_by_hint(Take *take, text *topic)
+{
+	static struct
+	{
+		uint64		topic;		/* a hash; 0: none yet */
+		TimestampTz first;		/* below, there was nothing */
+		TimestampTz read_at;	/* when that was read */
+	}			hints[16];
+	uint64		hash;
+	int			i;
+	TimestampTz from;
+	TimestampTz first;
+
+	hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(topic),
+							   VARSIZE_ANY_EXHDR(topic), 0);
+	i = hash % lengthof(hints);
+	if (hints[i].topic == hash && hints[i].read_at <= take->now &&
+		take->now - hints[i].read_at < HINT_LIFETIME)
+		from = hints[i].first;
+	else
+		from = DT_NOBEGIN;
+
+	first = take_range(take, topic, from, take->now);
+	if (!TIMESTAMP_IS_NOBEGIN(from))
+	{
+		if (enough(take))
+		{
+			hints[i].first = first;
+			return;
+		}
+		first = Min(first, take_range(take, topic, DT_NOBEGIN, from));
+	}
+	hints[i].topic = hash;
+	hints[i].first = first;
+	hints[i].read_at = take->now;
+}
+
+/*
+ * Look through the due events of a topic, from <= due < to, until there is
+ * enough; returns when the first one of them was due, or to.
+ */
+static TimestampTz
+take_range(Take *take, text *topic, TimestampTz from, TimestampTz to)
+{
+	IndexScanDesc scan = begin_due_scan(&take->box, topic, from, to);
+	TimestampTz first = to;
+
+	while (!enough(take) &&
+		   index_getnext_slot(scan, ForwardScanDirection, take->candidate))
+	{
+		CHECK_FOR_INTERRUPTS();
+		slot_getallattrs(take->candidate);
+		first = Min(first, event_due(take->candidate));
+		if (event_isnull(take->candidate, key))
+			(void) hand_out(take, take->candidate);
+		else
+			take_key(take);
+	}
+	index_endscan(scan);
+	return first;
+}
+
+/* Has this call done what it was asked for, or as much as it may? */
+static bool
+enough(Take *take)
+{
+	return take->nhanded >= take->max ||
+		take->box.nlocks >= MAX_LOCKS ||
+		(take->naside >= MAX_ASIDE && take->nhanded > 0);
+}
+
+/*
+ * A due event has pointed to its key: hand out the key's head, if it may go.
+ */
+static void
+take_key(Take *take)
+{
+	TupleTableSlot *candidate = take->candidate;
+	Datum		topic = event_value(candidate, topic);
+	Datum		key = event_value(candidate, key);
+	uint64		lock = key_lock(topic, key);
+	TupleTableSlot *head;
+	HandOut		outcome = HANDED_OUT;
+	int			naside = take->naside;
+	bool		blocked = false;
+	bool		wrote = false;
+
+	if (!idempotency_try_lock(lock))
+	{
+		take->npassed++;
+		return;
+	}
+
+	/* a head that has failed too often is parked, and the key goes on */
+	do
+	{
+		head = find_head(take, topic, key, &blocked);
+		if (head != NULL)
+		{
+			outcome = hand_out(take, head);
+			wrote |= outcome != BUSY;
+		}
+	} while (head != NULL && outcome == PARKED);
+
+	if (blocked)
+		take->npassed++;
+
+	if (event_state(candidate) == EVENT_ACKNOWLEDGED)
+	{
+		if (outcome != BUSY)
+			wrote |= delete_event(&take->box, candidate, false);
+	}
+	else if (blocked && take->npassed > MAX_PASSED &&
+			 event_state(candidate) == EVENT_READY)
+	{
+		TupleTableSlot *next = next_version(&take->box, candidate);
+
+		event_value(next, due) = TimestampTzGetDatum(DT_NOEND);
+		if (update_event(&take->box, candidate, false))
+		{
+			wrote = true;
+			take->naside++;
+		}
+	}
+
+	/*
+	 * What was decided under the lock stands until the others can see it, so
+	 * the lock is kept; once for a run of events that are set aside.
+	 */
+	if (!wrote ||
+		(take->naside > naside && take->box.nlocks > 0 &&
+		 lock == take->last_lock))
+		idempotency_unlock(lock);
+	else
+	{
+		take->box.nlocks++;
+		take->last_lock = lock;
+	}
+}
+
+/*
+ * Which event of the key may go now?  The one with the lowest id, and none
+ * while another is out (*blocked) or while that one is to be tried later
+ * (*blocked).  The caller holds the key's lock.
+ *
+ * The one that is out is the first leased one: it was the head when it was
+ * handed out, and a lower id that was committed later goes out only when its
+ * lease is over.  It is looked for before the others, since a nack may commit
+ * in between, and would be missed the other way round.
+ */
+static TupleTableSlot *
+find_head(Take *take, Datum topic, Datum key, bool *blocked)
+{
+	bool		lapsed;
+
+	lapsed = first_of_key(&take->box, topic, key, EVENT_LEASED, take->leased);
+	if (lapsed && event_due(take->leased) >= take->now)
+	{
+		*blocked = true;
+		return NULL;
+	}
+
+	if (!first_of_key(&take->box, topic, key, EVENT_READY, take->ready) ||
+		(lapsed && event_id(take->leased) < event_id(take->ready)))
+		return lapsed ? take->leased : NULL;
+
+	if (event_due(take->ready) >= take->now &&
+		!TIMESTAMP_IS_NOEND(event_due(take->ready)))
+	{
+		*blocked = true;
+		return NULL;
+	}
+	return take->ready;
+}
+
+/* Lease one event to the caller of take, or park it. */
+static HandOut
+hand_out(Take *take, TupleTableSlot *event)
+{
+	TupleTableSlot *next = next_version(&take->box, event);
+	int32		attempt = event_attempt(event) + 1;
+	Datum		values[5];
+	bool		nulls[5] = {0};
+
+	if (event_tries(event) >= idempotency_outbox_max_attempts)
+	{
+		set_parked(next);
+		return update_event(&take->box, event, false) ? PARKED : BUSY;
+	}
+
+	event_value(next, state) = CharGetDatum(EVENT_LEASED);
+	event_value(next, due) = TimestampTzGetDatum(take->deadline);
+	event_value(next, attempt) = Int32GetDatum(attempt);
+	event_value(next, tries) = Int32GetDatum(event_tries(event) + 1);
+	if (!update_event(&take->box, event, false))
+		return BUSY;
+
+	values[0] = event_value(event, id);
+	values[1] = Int32GetDatum(attempt);
+	values[2] = event_value(event, key);
+	nulls[2] = event_isnull(event, key);
+	values[3] = event_value(event, payload);
+	nulls[3] = event_isnull(event, payload);
+	values[4] = event_value(event, emitted_at);
+	tuplestore_putvalues(take->result->setResult, take->result->setDesc,
+						 values, nulls);
+	take->nhanded++;
+	return HANDED_OUT;
+}
+
+/*
+ * Acknowledge one event, waiting for whoever is changing it.  The newest
+ * attempt is good also after its lease, as long as nobody took over.
+ */
+static bool
+ack_event(Outbox *box, TupleTableSlot *event, int64 id, int32 attempt)
+{
+	while (attempt > 0 && find_event(box, id, event) &&
+		   event_attempt(event) == attempt &&
+		   event_state(event) != EVENT_ACKNOWLEDGED)
+	{
+		Datum		topic = event_value(event, topic);
+		Datum		key = event_value(event, key);
+
+		/* nothing waits for an event without a key, or for a parked one */
+		if (event_isnull(event, key) || event_state(event) == EVENT_PARKED)
+		{
+			if (delete_event(box, event, true))
+				return true;
+		}
+		else if (box->nlocks < MAX_LOCKS &&
+				 idempotency_try_lock(key_lock(topic, key)))
+		{
+			box->nlocks++;
+			if (delete_event(box, event, true))
+			{
+				call_up_next(box, topic, key);
+				return true;
+			}
+		}
+		else
+		{
+			TupleTableSlot *next = next_version(box, event);
+
+			event_value(next, state) = CharGetDatum(EVENT_ACKNOWLEDGED);
+			event_value(next, due) = TimestampTzGetDatum(GetCurrentTimestamp());
+			event_isnull(next, payload) = true;
+			event_isnull(next, error) = true;
+			if (update_event(box, event, true))
+				return true;
+		}
+		/* somebody changed it: look again */
+	}
+	return false;
+}
+
+/*
+ * An event that was out is gone: if the next one of its key was set aside, it
+ * becomes due.  The caller holds the key's lock.
+ */
+static void
+call_up_next(Outbox *box, Datum topic, Datum key)
+{
+	TupleTableSlot *event = table_slot_create(box->rel, NULL);
+	bool		done = false;
+
+	while (!done &&
+		   first_of_key(box, topic, key, EVENT_READY, event) &&
+		   TIMESTAMP_IS_NOEND(event_due(event)))
+	{
+		TupleTableSlot *next = next_version(box, event);
+
+		event_value(next, due) = TimestampTzGetDatum(GetCurrentTimestamp());
+		done = update_event(box, event, true);
+	}
+	ExecDropSingleTupleTableSlot(event);
+}
+
+static int
+compare_handed(const void *a, const void *b)
+{
+	int64		left = ((const Handed *) a)->id;
+	int64		right = ((const Handed *) b)->id;
+
+	return (left > right) - (left < right);
+}
+
+static void
+set_parked(TupleTableSlot *next)
+{
+	event_value(next, state) = CharGetDatum(EVENT_PARKED);
+	event_value(next, due) = TimestampTzGetDatum(DT_NOEND);
+	event_value(next, parked_at) = TimestampTzGetDatum(GetCurrentTimestamp());
+	event_isnull(next, parked_at) = false;
+}
+
+/* The lock of (topic, key), in a scope that no application's key can have. */
+static uint64
+key_lock(Datum topic, Datum key)
+{
+	text	   *name = DatumGetTextPP(topic);
+	char		scope[sizeof("idempotency.outbox.") + MAX_TOPIC_LENGTH];
+	uint64		hash;
+	text	   *scope_text;
+
+	snprintf(scope, sizeof(scope), "idempotency.outbox.%.*s",
+			 (int) VARSIZE_ANY_EXHDR(name), VARDATA_ANY(name));
+	scope_text = cstring_to_text(scope);
+	hash = idempotency_lock_hash(scope_text, DatumGetTextPP(key));
+	pfree(scope_text);
+	return hash;
+}
+
+/* An argument that must be there; error: 22004.  For a by-reference type. */
+static void *
+not_null(FunctionCallInfo fcinfo, int arg, const char *what)
+{
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", what)));
+	return DatumGetPointer(PG_GETARG_DATUM(arg));
+}
+
+/* A topic or key: 22004 if NULL, 22023 if empty or over max_length bytes. */
+static text *
+name_argument(FunctionCallInfo fcinfo, int arg, const char *what,
+			  int max_length)
+{
+	text	   *name;
+
+	not_null(fcinfo, arg, what);
+	name = PG_GETARG_TEXT_PP(arg);
+	if (VARSIZE_ANY_EXHDR(name) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be empty", what)));
+	if (VARSIZE_ANY_EXHDR(name) > max_length)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be longer than %d bytes",
+						what, max_length)));
+	return name;
+}
+
+/*
+ * The instant so long after start.  Errors: 22023 if the interval is
+ * negative, 22008 if there is no such instant.
+ */
+static TimestampTz
+after(TimestampTz start, const Interval *interval, const char *what)
+{
+	static const Interval zero = {0};
+	TimestampTz end;
+
+	if (DatumGetInt32(DirectFunctionCall2(interval_cmp,
+										  IntervalPGetDatum(interval),
+										  IntervalPGetDatum(&zero))) < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be negative", what)));
+	end = DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												  TimestampTzGetDatum(start),
+												  IntervalPGetDatum(interval)));
+	if (TIMESTAMP_NOT_FINITE(end))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
+				 errmsg("%s must be finite", what)));
+	return end;
+}
+
+/* The elements of an array; their number.  Errors: 22004 and 22023. */
+static int
+array_argument(FunctionCallInfo fcinfo, int arg, const char *what, Oid type,
+			   Datum **elements)
+{
+	ArrayType  *array;
+	int16		typlen;
+	bool		typbyval;
+	char		typalign;
+	int			n;
+
+	not_null(fcinfo, arg, what);
+	array = PG_GETARG_ARRAYTYPE_P(arg);
+	if (ARR_NDIM(array) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must have one dimension", what)));
+	if (array_contains_nulls(array))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not contain nulls", what)));
+	get_typlenbyvalalign(type, &typlen, &typbyval, &typalign);
+	deconstruct_array(array, type, typlen, typbyval, typalign,
+					  elements, NULL, &n);
+	return n;
+}
+
+/*
+ * Open the table and its indexes for reading and writing.  Errors: 25006 in a
+ * read-only transaction and on a standby; 55000 if the table is not as the
+ * install script made it, since what was added would be passed by.
+ */
+static void
+open_outbox(Outbox *box, const char *function)
+{
+	Relation	rel;
+
+	PreventCommandIfReadOnly(function);
+
+	rel = table_open(outbox_object("outbox"), RowExclusiveLock);
+	if (rel->rd_rel->relkind != RELKIND_RELATION ||
+		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
+		rel->rd_rel->relnatts != Natts_outbox ||
+		rel->rd_rel->relchecks > 0 ||
+		rel->rd_rel->relrowsecurity ||
+		rel->trigdesc != NULL ||
+		rel->rd_rules != NULL)
+		not_as_made();
+
+	memset(box, 0, sizeof(Outbox));
+	box->rel = rel;
+	box->estate = CreateExecutorState();
+	box->indexes = makeNode(ResultRelInfo);
+	InitResultRelInfo(box->indexes, rel, 0, NULL, 0);
+	ExecOpenIndices(box->indexes, false);
+	for (int i = 0; i < box->indexes->ri_NumIndices; i++)
+	{
+		Relation	index = box->indexes->ri_IndexRelationDescs[i];
+		const char *name = RelationGetRelationName(index);
+
+		if (!index->rd_index->indisvalid)
+			continue;
+		if (strcmp(name, "outbox_pkey") == 0)
+			box->by_id = index;
+		else if (strcmp(name, "outbox_due_idx") == 0)
+			box->by_due = index;
+		else if (strcmp(name, "outbox_key_idx") == 0)
+			box->by_key = index;
+	}
+	if (box->by_id == NULL || box->by_due == NULL || box->by_key == NULL)
+		not_as_made();
+	box->next = MakeSingleTupleTableSlot(RelationGetDescr(rel),
+										 &TTSOpsVirtual);
+}
+
+static void
+close_outbox(Outbox *box)
+{
+	ExecDropSingleTupleTableSlot(box->next);
+	ExecCloseIndices(box->indexes);
+	FreeExecutorState(box->estate);
+	table_close(box->rel, NoLock);
+}
+
+/* The table or the sequence, found at each call: nothing to be invalidated. */
+static Oid
+outbox_object(const char *name)
+{
+	Oid			oid = get_relname_relid(name,
+										get_namespace_oid("idempotency", false));
+
+	if (!OidIsValid(oid))
+		not_as_made();
+	return oid;
+}
+
+static void
+not_as_made(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table idempotency.outbox is not as the extension made it"),
+			 errhint("Remove what was added to the table (columns, triggers, rules, row security, checks) and restore its indexes, or create the extension again.")));
+}
+
+/* The event with this id, as it is now. */
+static bool
+find_event(Outbox *box, int64 id, TupleTableSlot *event)
+{
+	ScanKeyData key;
+	IndexScanDesc scan;
+	bool		found;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	scan = begin_scan(box, box->by_id, &key, 1);
+	found = index_getnext_slot(scan, ForwardScanDirection, event);
+	if (found)
+		slot_getallattrs(event);
+	index_endscan(scan);
+	return found;
+}
+
+/* The event of a key that has the lowest id of those in this state now. */
+static bool
+first_of_key(Outbox *box, Datum topic, Datum key, char state,
+			 TupleTableSlot *event)
+{
+	ScanKeyData keys[3];
+	IndexScanDesc scan;
+	bool		found;
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, topic);
+	ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_TEXTEQ, key);
+	ScanKeyInit(&keys[2], 3, BTEqualStrategyNumber, F_CHAREQ,
+				CharGetDatum(state));
+	scan = begin_scan(box, box->by_key, keys, 3);
+	found = index_getnext_slot(scan, ForwardScanDirection, event);
+	if (found)
+		slot_getallattrs(event);
+	index_endscan(scan);
+	return found;
+}
+
+/* The events of a topic by due, from <= due < to, or to the end. */
+static IndexScanDesc
+begin_due_scan(Outbox *box, text *topic, TimestampTz from, TimestampTz to)
+{
+	ScanKeyData keys[3];
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(topic));
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(from));
+	ScanKeyInit(&keys[2], 2, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
+				TimestampTzGetDatum(to));
+	return begin_scan(box, box->by_due, keys, TIMESTAMP_IS_NOEND(to) ? 2 : 3);
+}
+
+/* Everything is read as it is now, not as the transaction's snapshot has it. */
+static IndexScanDesc
+begin_scan(Outbox *box, Relation index, ScanKey keys, int nkeys)
+{
+	IndexScanDesc scan = compat_index_beginscan(box->rel, index, SnapshotSelf,
+												nkeys);
+
+	index_rescan(scan, keys, nkeys, NULL, 0);
+	return scan;
+}
+
+/*
+ * The version of an event to be written next: a copy, for the caller to
+ * change and then to write; or, without an event, all to be filled in.
+ */
+static TupleTableSlot *
+next_version(Outbox *box, TupleTableSlot *event)
+{
+	TupleTableSlot *next = box->next;
+
+	ExecClearTuple(next);
+	if (event != NULL)
+	{
+		memcpy(next->tts_values, event->tts_values,
+			   Natts_outbox * sizeof(Datum));
+		memcpy(next->tts_isnull, event->tts_isnull,
+			   Natts_outbox * sizeof(bool));
+	}
+	else
+		memset(next->tts_isnull, false, Natts_outbox * sizeof(bool));
+	return ExecStoreVirtualTuple(next);
+}
+
+/*
+ * Write the next version.  False if the event is no longer as it was read, or
+ * if somebody is at work on it and we do not wait.
+ */
+static bool
+update_event(Outbox *box, TupleTableSlot *event, bool wait)
+{
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	TU_UpdateIndexes update_indexes;
+
+	CheckCmdReplicaIdentity(box->rel, CMD_UPDATE);
+	if (table_tuple_update(box->rel, &event->tts_tid, box->next,
+						   GetCurrentCommandId(true), InvalidSnapshot,
+						   InvalidSnapshot, wait, &failure, &lockmode,
+						   &update_indexes) != TM_Ok)
+		return false;
+	if (update_indexes != TU_None)
+		write_index_entries(box, true, update_indexes);
+	CommandCounterIncrement();
+	return true;
+}
+
+/* Delete the event that was read; false as above. */
+static bool
+delete_event(Outbox *box, TupleTableSlot *event, bool wait)
+{
+	TM_FailureData failure;
+
+	CheckCmdReplicaIdentity(box->rel, CMD_DELETE);
+	if (table_tuple_delete(box->rel, &event->tts_tid,
+						   GetCurrentCommandId(true), InvalidSnapshot,
+						   InvalidSnapshot, wait, &failure, false) != TM_Ok)
+		return false;
+	CommandCounterIncrement();
+	return true;
+}
+
+/* Index the version that was written. */
+static void
+write_index_entries(Outbox *box, bool update, TU_UpdateIndexes update_indexes)
+{
+	bool		conflict = false;
+
+	compat_insert_index_tuples(box->indexes, box->next, box->estate, update,
+							   &conflict, update_indexes);
+	ResetPerTupleExprContext(box->estate);
+	if (conflict)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNIQUE_VIOLATION),
+				 errmsg("the id of the event exists already"),
+				 errhint("Set the sequence idempotency.outbox_id_seq beyond the highest id in idempotency.outbox.")));
+}

@@ -1,0 +1,286 @@
+-- The outbox: emit, take, ack, nack, parking.
+CREATE ROLE regress_outbox_app;
+CREATE ROLE regress_outbox_nobody;
+SELECT idempotency.grant_usage('regress_outbox_app');
+
+-- nothing for PUBLIC; the application calls functions and touches no table
+SET ROLE regress_outbox_nobody;
+SELECT idempotency.emit('mail', '{}');
+RESET ROLE;
+SET ROLE regress_outbox_app;
+SELECT * FROM idempotency.outbox;
+SELECT * FROM idempotency.parked_events;
+SELECT idempotency.retry_parked('mail');
+
+--
+-- emit belongs to its transaction
+--
+BEGIN;
+SELECT idempotency.emit('mail', '{"order": 1}') AS id;
+ROLLBACK;
+BEGIN;
+SELECT idempotency.emit('mail', '{"order": 2}') AS id;
+SAVEPOINT s;
+SELECT idempotency.emit('mail', '{"order": 3}') AS id;
+ROLLBACK TO s;
+SELECT idempotency.emit('mail', NULL, 'k') AS id;
+COMMIT;
+SELECT id, attempt, key, payload, emitted_at <= clock_timestamp() AS emitted FROM idempotency.take('mail');
+-- out: nothing more to take, in this topic or another
+SELECT count(*) FROM idempotency.take('mail');
+SELECT count(*) FROM idempotency.take('mai');
+-- only the newest attempt counts
+SELECT idempotency.ack(2, 0), idempotency.ack(2, 2), idempotency.ack(2, -1), idempotency.ack(99, 1);
+SELECT idempotency.ack(2, 1);
+-- gone at once
+SELECT idempotency.ack(2, 1);
+BEGIN;
+SELECT idempotency.ack(4, 1);
+ROLLBACK;
+-- whole, when the same statement removes it; a payload stored out of line too
+SELECT idempotency.emit('big', jsonb_build_object('a', (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) i))) > 0;
+SELECT count(*), sum(length(payload ->> 'a')), bool_and(idempotency.ack(id, attempt)) FROM idempotency.take('big');
+SELECT idempotency.ack(4, 1);
+
+--
+-- ack for many: a number that was acked, whatever their order
+--
+SELECT count(idempotency.emit('many', to_jsonb(i), CASE WHEN i % 2 = 0 THEN i::text END)) FROM generate_series(1, 10) i;
+SELECT array_agg(id ORDER BY id DESC) AS ids, array_agg(attempt ORDER BY id DESC) AS attempts FROM idempotency.take('many', 7) \gset
+SELECT idempotency.ack(:'ids'::bigint[], array_fill(2, ARRAY[7]));
+SELECT idempotency.ack(:'ids'::bigint[] || :'ids'::bigint[], :'attempts'::int[] || :'attempts'::int[]);
+SELECT idempotency.ack('{}'::bigint[], '{}'::int[]);
+SELECT payload FROM idempotency.take('many');
+SELECT idempotency.ack(ARRAY(SELECT i FROM generate_series(1, 100) i), array_fill(1, ARRAY[100]));
+SELECT count(*) FROM idempotency.take('many');
+
+--
+-- a lease that is over: the event comes again, the late attempt is refused
+--
+SELECT idempotency.emit('lease', '1') AS id \gset
+SELECT attempt FROM idempotency.take('lease', lease => '0');
+SELECT attempt FROM idempotency.take('lease', lease => '0');
+SELECT idempotency.ack(:id, 1), idempotency.nack(:id, 1);
+-- the newest is good after its lease, as long as nobody took over
+SELECT idempotency.ack(:id, 2);
+
+--
+-- a key: in the order of the ids, one at a time; events without are independent
+--
+SELECT idempotency.emit('order', to_jsonb(n), k) FROM (VALUES (1, 'a'), (2, 'a'), (3, 'b'), (4, NULL), (5, NULL), (6, 'a')) v (n, k);
+SELECT key, payload FROM idempotency.take('order');
+SELECT key, payload FROM idempotency.take('order');
+-- two topics have nothing to do with each other
+SELECT idempotency.emit('other', '1', 'a') > 0;
+SELECT key, payload, idempotency.ack(id, attempt) FROM idempotency.take('other');
+-- ack lets the next one go, nack keeps the place
+RESET ROLE;
+SELECT id AS a1 FROM idempotency.outbox WHERE topic = 'order' AND payload = '1' \gset
+SET ROLE regress_outbox_app;
+SELECT idempotency.nack(:a1, 1, error => 'not now');
+SELECT key, payload, attempt FROM idempotency.take('order');
+SELECT idempotency.nack(:a1, 2, '1 hour');
+SELECT idempotency.nack(:a1, 2);
+SELECT count(*) FROM idempotency.take('order');
+SELECT idempotency.ack(:a1, 2);
+SELECT key, payload, attempt FROM idempotency.take('order');
+SELECT idempotency.ack(:a1 + 1, 1);
+SELECT key, payload, attempt FROM idempotency.take('order', lease => '0');
+SELECT key, payload, attempt FROM idempotency.take('order', lease => '1 h');
+
+--
+-- poison: after its last attempt it is parked, and its key goes on
+--
+RESET ROLE;
+SET idempotency.outbox_max_attempts = 2;
+SET ROLE regress_outbox_app;
+SET idempotency.outbox_max_attempts = 3;
+SELECT idempotency.emit('poison', '1', 'k') AS p1, idempotency.emit('poison', '2', 'k') AS p2, idempotency.emit('poison', '3') AS p3 \gset
+SELECT payload, attempt, idempotency.nack(id, attempt, error => 'first') FROM idempotency.take('poison');
+SELECT payload, attempt, idempotency.nack(id, attempt, error => 'second') FROM idempotency.take('poison');
+SELECT payload, attempt FROM idempotency.take('poison');
+RESET ROLE;
+SELECT topic, key, payload, attempt, error, parked_at >= emitted_at AS parked FROM idempotency.parked_events ORDER BY id;
+SET ROLE regress_outbox_app;
+-- a worker that never answers: parked when the lease of its last attempt is over
+SELECT idempotency.ack(:p2, 1);
+SELECT idempotency.emit('poison', '4', 'k'), idempotency.emit('poison', '5', 'k') \gset silent_
+SELECT payload, attempt FROM idempotency.take('poison', lease => '0');
+SELECT payload, attempt FROM idempotency.take('poison', lease => '0');
+SELECT payload, attempt FROM idempotency.take('poison', lease => '0');
+RESET ROLE;
+SELECT payload, attempt, error FROM idempotency.parked_events ORDER BY id;
+-- its answer may still come: the work was done, and nobody has it again
+SELECT idempotency.ack(id, attempt) FROM idempotency.parked_events WHERE payload = '4';
+SELECT idempotency.nack(id, attempt) FROM idempotency.parked_events WHERE payload = '3';
+
+-- again: with attempts before it as a new one; the number goes on
+SELECT idempotency.retry_parked('poison'), idempotency.retry_parked('lease');
+SELECT idempotency.retry_parked('poison');
+SELECT count(*) FROM idempotency.parked_events;
+SET ROLE regress_outbox_app;
+SELECT idempotency.ack(:p3, 1);
+SELECT payload, attempt FROM idempotency.take('poison');
+RESET ROLE;
+SELECT idempotency.ack(array_agg(id), array_agg(attempt)) FROM idempotency.outbox WHERE topic = 'poison';
+SELECT payload, attempt FROM idempotency.take('poison');
+SELECT count(idempotency.ack(id, attempt)) FROM idempotency.outbox WHERE state = 'l';
+SELECT count(*) FROM idempotency.outbox;
+RESET idempotency.outbox_max_attempts;
+
+-- with fewer attempts allowed than an event has had, the next take parks it
+SELECT idempotency.emit('lower', '1', 'k'), idempotency.emit('lower', '2', 'k') \gset silent_
+SELECT idempotency.nack(id, attempt) FROM idempotency.take('lower');
+SET idempotency.outbox_max_attempts = 1;
+SELECT payload, attempt FROM idempotency.take('lower');
+SELECT payload, attempt FROM idempotency.parked_events;
+RESET idempotency.outbox_max_attempts;
+SELECT count(*), bool_and(idempotency.ack(id, attempt)) FROM idempotency.outbox;
+
+--
+-- a long queue behind one key: set aside, in order, and nobody is lost
+--
+SET ROLE regress_outbox_app;
+SELECT count(idempotency.emit('long', to_jsonb(i), 'hot')) FROM generate_series(1, 500) i;
+SELECT count(idempotency.emit('long', to_jsonb(i), 'cold' || i)) FROM generate_series(501, 600) i;
+SELECT count(*), min(payload::int), sum((key = 'hot')::int) AS hot FROM idempotency.take('long', 1000);
+RESET ROLE;
+SELECT count(*) FROM idempotency.outbox WHERE due = 'infinity';
+SELECT count(idempotency.ack(id, attempt)) FROM idempotency.outbox WHERE state = 'l' AND key <> 'hot';
+SELECT id AS hot, attempt AS hot_attempt FROM idempotency.outbox WHERE state = 'l' \gset
+SET ROLE regress_outbox_app;
+BEGIN;
+SELECT idempotency.ack(:hot, :hot_attempt);
+ROLLBACK;
+SELECT count(*) FROM idempotency.take('long');
+SELECT idempotency.ack(:hot, :hot_attempt);
+DO $$
+DECLARE
+  e record;
+  previous int := 1;
+BEGIN
+  LOOP
+    SELECT * INTO e FROM idempotency.take('long', 10);
+    EXIT WHEN NOT FOUND;
+    IF e.payload::int <> previous + 1 THEN
+      RAISE 'event % after event %', e.payload, previous;
+    END IF;
+    previous := e.payload::int;
+    PERFORM idempotency.ack(e.id, e.attempt);
+  END LOOP;
+  RAISE NOTICE 'the last was %', previous;
+END
+$$;
+RESET ROLE;
+SELECT count(*) FROM idempotency.outbox;
+
+-- all of it parked, one after the other
+SELECT count(idempotency.emit('bad', to_jsonb(i), 'hot')) FROM generate_series(1, 150) i;
+SELECT count(*) FROM idempotency.take('bad', 1000, '0');
+SET idempotency.outbox_max_attempts = 1;
+DO $$
+BEGIN
+  FOR i IN 1 .. 150 LOOP
+    PERFORM idempotency.nack(id, attempt) FROM idempotency.take('bad');
+  END LOOP;
+END
+$$;
+RESET idempotency.outbox_max_attempts;
+SELECT count(*) FROM idempotency.parked_events;
+TRUNCATE idempotency.outbox;
+
+-- a lease that is over at once: still only once per call
+SELECT count(idempotency.emit('once', to_jsonb(i))) FROM generate_series(1, 2000) i;
+SELECT count(*), count(DISTINCT id) FROM idempotency.take('once', 5000, '0');
+TRUNCATE idempotency.outbox;
+
+-- more keys than one call locks: it gives what it has, and what it cannot
+-- clear away is left to take
+SELECT count(idempotency.emit('wide', to_jsonb(i), 'key' || i)) FROM generate_series(1, 2500) i;
+SELECT count(*) FROM idempotency.take('wide', 10000);
+SELECT count(*) FROM idempotency.take('wide', 10000);
+SELECT count(*) FROM idempotency.take('wide', 10000);
+SELECT idempotency.ack(array_agg(id), array_agg(attempt)) FROM idempotency.outbox WHERE topic = 'wide';
+SELECT state, count(*) FROM idempotency.outbox GROUP BY state;
+SELECT count(*) FROM idempotency.take('wide');
+SELECT count(*) FROM idempotency.take('wide');
+SELECT count(*) FROM idempotency.outbox;
+
+--
+-- one statement, one transaction
+--
+SELECT idempotency.emit('one', '1', 'k') AS id, (SELECT count(*) FROM idempotency.take('one')) AS taken \gset
+\echo :taken
+SELECT count(*) FROM idempotency.take('one');
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT idempotency.emit('one', '2', 'j') > 0;
+SELECT payload, idempotency.ack(id, attempt) FROM idempotency.take('one');
+SELECT payload, idempotency.ack(id, attempt) FROM idempotency.take('one');
+SELECT count(*) FROM idempotency.take('one');
+COMMIT;
+
+--
+-- misuse is refused before anything is written
+--
+SET ROLE regress_outbox_app;
+\set VERBOSITY sqlstate
+SELECT idempotency.emit(NULL, '1');
+SELECT idempotency.emit('', '1');
+SELECT idempotency.emit(repeat('x', 257), '1');
+SELECT idempotency.emit('t', '1', '');
+SELECT idempotency.emit('t', '1', repeat('x', 513));
+SELECT idempotency.take(NULL);
+SELECT idempotency.take('');
+SELECT idempotency.take(repeat('x', 257));
+SELECT idempotency.take('t', NULL);
+SELECT idempotency.take('t', 0);
+SELECT idempotency.take('t', -1);
+SELECT idempotency.take('t', 1, NULL);
+SELECT idempotency.take('t', 1, '-1 s');
+SELECT idempotency.take('t', 1, '300000 years');
+SELECT idempotency.ack(NULL, 1);
+SELECT idempotency.ack(1, NULL);
+SELECT idempotency.ack(NULL, ARRAY[1]);
+SELECT idempotency.ack(ARRAY[1]::bigint[], NULL);
+SELECT idempotency.ack(ARRAY[1, 2]::bigint[], ARRAY[1]);
+SELECT idempotency.ack(ARRAY[1, NULL]::bigint[], ARRAY[1, 1]);
+SELECT idempotency.ack(ARRAY[1, 2]::bigint[], ARRAY[1, NULL]);
+SELECT idempotency.ack(ARRAY[[1, 2]]::bigint[], ARRAY[1, 1]);
+SELECT idempotency.nack(NULL, 1);
+SELECT idempotency.nack(1, NULL);
+SELECT idempotency.nack(1, 1, '-1 s');
+SELECT idempotency.nack(1, 1, '300000 years');
+RESET ROLE;
+SELECT idempotency.retry_parked(NULL);
+SELECT idempotency.retry_parked('');
+BEGIN READ ONLY;
+SELECT idempotency.emit('t', '1');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idempotency.take('t');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idempotency.ack(1, 1);
+ROLLBACK;
+SET idempotency.outbox_max_attempts = 0;
+\set VERBOSITY default
+SELECT count(*) FROM idempotency.outbox;
+-- up to the limits, and byte for byte
+SELECT idempotency.emit(repeat('x', 256), '1', repeat('y', 512)) > 0;
+SELECT length(key), idempotency.ack(id, attempt) FROM idempotency.take(repeat('x', 256));
+
+-- what was added to the table would be passed by: refused
+BEGIN;
+ALTER TABLE idempotency.outbox ADD CHECK (id > 0);
+SELECT idempotency.emit('t', '1');
+ROLLBACK;
+BEGIN;
+DROP INDEX idempotency.outbox_due_idx;
+\set VERBOSITY sqlstate
+SELECT idempotency.take('t');
+\set VERBOSITY default
+ROLLBACK;
+
+SELECT idempotency.revoke_usage('regress_outbox_app');
+DROP ROLE regress_outbox_app;
+DROP ROLE regress_outbox_nobody;
