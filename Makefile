@@ -8,6 +8,7 @@ OBJS = \
 	src/key.o \
 	src/run.o \
 	src/lease.o \
+	src/insight.o \
 	src/purge.o \
 	src/worker.o \
 	src/insert_once.o \

@@ -337,6 +337,24 @@ CREATE FUNCTION idempotency.key_writer(
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_writer';
 COMMENT ON FUNCTION idempotency.key_writer(text, text) IS 'internal: the open transaction that has written the key''s row, or NULL';
 
+CREATE FUNCTION idempotency.leased_keys() RETURNS SETOF idempotency.keys
+LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_leased_keys';
+COMMENT ON FUNCTION idempotency.leased_keys() IS 'internal: the leases, read without predicate locks';
+
+CREATE FUNCTION idempotency.outbox_events() RETURNS SETOF idempotency.outbox
+LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_outbox_events';
+COMMENT ON FUNCTION idempotency.outbox_events() IS 'internal: the events, read without predicate locks';
+
+CREATE FUNCTION idempotency.key_counts(
+  OUT scope    text,
+  OUT status   "char",
+  OUT rows     bigint,
+  OUT expired  bigint,
+  OUT estimate boolean
+) RETURNS SETOF record
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_counts';
+COMMENT ON FUNCTION idempotency.key_counts() IS 'internal: keys by scope and status, sampled where the table is large';
+
 -- The transaction-level locks of our lock space, with who holds them.
 CREATE VIEW idempotency.key_locks AS
   SELECT (l.classid::bigint << 32) | l.objid::bigint AS lock_hash,
@@ -359,8 +377,8 @@ CREATE VIEW idempotency.in_flight AS
          (SELECT array_agg(w.pid) FROM idempotency.key_locks w
           WHERE NOT w.granted AND w.lock_hash = h.lock_hash) AS waiting_pids,
          h.lock_hash
-  FROM idempotency.keys k, LATERAL (SELECT idempotency.lock_hash(k.scope, k.key) AS lock_hash) h
-  WHERE k.status = 'l' AND k.expires_at > pg_catalog.clock_timestamp()
+  FROM idempotency.leased_keys() k, LATERAL (SELECT idempotency.lock_hash(k.scope, k.key) AS lock_hash) h
+  WHERE k.expires_at > pg_catalog.clock_timestamp()
   UNION ALL
   SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
          l.pid, l.prepared_gid, l.since,
@@ -370,6 +388,38 @@ CREATE VIEW idempotency.in_flight AS
   FROM idempotency.key_locks l
   WHERE l.granted;
 COMMENT ON VIEW idempotency.in_flight IS 'who is at work: leases, by scope and key, and the transactions that hold a claim, by the hash of its key (see holder()); since: the grant, or the start of the transaction (NULL if its session is hidden from the caller)';
+
+CREATE VIEW idempotency.stats AS
+  WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_counts()),
+       leases AS MATERIALIZED (SELECT * FROM idempotency.leased_keys()),
+       events AS MATERIALIZED (
+         SELECT count(*) FILTER (WHERE state IN ('r', 'l')) AS depth,
+                extract(epoch FROM pg_catalog.clock_timestamp() - min(emitted_at) FILTER (WHERE state IN ('r', 'l'))) AS oldest,
+                count(*) FILTER (WHERE state = 'p') AS parked
+         FROM idempotency.outbox_events())
+  SELECT 'keys' AS name, scope,
+         CASE status WHEN 'c' THEN 'completed' WHEN 'f' THEN 'failed' ELSE 'released' END AS status,
+         rows::numeric AS value, estimate
+  FROM keys
+  WHERE status <> 'l'
+  UNION ALL
+  SELECT 'keys', scope, 'in_progress', count(*), false FROM leases GROUP BY scope
+  UNION ALL
+  SELECT 'lapsed_leases', NULL, NULL, count(*) FILTER (WHERE deadline <= pg_catalog.clock_timestamp()), false FROM leases
+  UNION ALL
+  SELECT 'expired_keys', NULL, NULL, coalesce(sum(expired), 0), coalesce(bool_or(estimate), false) FROM keys
+  UNION ALL
+  SELECT 'bytes: ' || c.relname, NULL, NULL, pg_catalog.pg_total_relation_size(c.oid), false
+  FROM pg_catalog.pg_class c
+  WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'idempotency')
+    AND c.relkind = 'r'
+  UNION ALL
+  SELECT 'outbox_depth', NULL, NULL, depth, false FROM events
+  UNION ALL
+  SELECT 'outbox_oldest_seconds', NULL, NULL, oldest, false FROM events
+  UNION ALL
+  SELECT 'outbox_parked', NULL, NULL, parked, false FROM events;
+COMMENT ON VIEW idempotency.stats IS 'keys by scope and status, lapsed leases, expired keys that purge has not removed yet, bytes by table with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
 
 CREATE FUNCTION idempotency.holder(
   scope text,
@@ -426,7 +476,8 @@ AS $$
         'emit', 'take', 'ack', 'nack'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
-        'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer'
+        'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer',
+        'leased_keys', 'outbox_events', 'key_counts'
       ]::name[]
     END)
 $$;

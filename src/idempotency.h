@@ -77,6 +77,7 @@ typedef struct RowAccess
 extern OwnTable idempotency_keys;
 
 extern Relation idempotency_open_table(OwnTable *table, LOCKMODE lockmode);
+extern Oid	idempotency_partial_index(OwnTable *table);
 extern void idempotency_open_row(RowAccess *row, OwnTable *table,
 								 Datum key1, Datum key2, uint64 lock_hash,
 								 LOCKMODE lockmode);
@@ -169,6 +170,8 @@ typedef struct KeyRow
 
 extern void idempotency_get_identity(FunctionCallInfo fcinfo,
 									 text **scope, text **key);
+extern void idempotency_get_any_identity(FunctionCallInfo fcinfo,
+										 text **scope, text **key);
 extern void idempotency_check_key(const text *key, const char *name);
 extern Datum idempotency_status_datum(KeyStatus status);
 extern KeyStatus idempotency_claim_key(const KeyRequest *request,

@@ -71,11 +71,7 @@ PG_FUNCTION_INFO_V1(idempotency_release);
 PG_FUNCTION_INFO_V1(idempotency_once);
 PG_FUNCTION_INFO_V1(idempotency_lookup);
 PG_FUNCTION_INFO_V1(idempotency_forget);
-PG_FUNCTION_INFO_V1(idempotency_lock_hash_of);
-PG_FUNCTION_INFO_V1(idempotency_key_writer);
 
-static void get_any_identity(FunctionCallInfo fcinfo,
-							 text **scope, text **key);
 static bool is_present(const KeyRow *stored, TimestampTz now);
 static KeyStatus stored_status(const KeyRow *stored);
 static KeyStatus judge(RowAccess *row, const Jsonb *request,
@@ -281,40 +277,6 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(finished);
 }
 
-/* lock_hash(scope, key): the name of the key's lock, for holder(). */
-Datum
-idempotency_lock_hash_of(PG_FUNCTION_ARGS)
-{
-	text	   *scope;
-	text	   *key;
-
-	get_any_identity(fcinfo, &scope, &key);
-	PG_RETURN_INT64((int64) idempotency_lock_hash(scope, key));
-}
-
-/*
- * key_writer(scope, key): the open transaction that has written the key's
- * row, or NULL; for holder().
- */
-Datum
-idempotency_key_writer(PG_FUNCTION_ARGS)
-{
-	text	   *scope;
-	text	   *key;
-	RowAccess	row;
-	TransactionId writer;
-
-	get_any_identity(fcinfo, &scope, &key);
-	if (RecoveryInProgress())
-		PG_RETURN_NULL();
-	idempotency_open_key(&row, scope, key, AccessShareLock);
-	writer = idempotency_row_writer(&row);
-	idempotency_close_row(&row);
-	if (!TransactionIdIsValid(writer))
-		PG_RETURN_NULL();
-	PG_RETURN_TRANSACTIONID(writer);
-}
-
 /*
  * The first two arguments, checked: 22004 for NULL, 22023 for what is empty,
  * too long or ours.
@@ -322,13 +284,24 @@ idempotency_key_writer(PG_FUNCTION_ARGS)
 void
 idempotency_get_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 {
-	get_any_identity(fcinfo, scope, key);
+	idempotency_get_any_identity(fcinfo, scope, key);
 	if (VARSIZE_ANY_EXHDR(*scope) >= strlen(OWN_SCOPE) &&
 		memcmp(VARDATA_ANY(*scope), OWN_SCOPE, strlen(OWN_SCOPE)) == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("scopes that begin with \"%s\" are reserved",
 						OWN_SCOPE)));
+}
+
+/* The first two arguments, in a scope of ours too. */
+void
+idempotency_get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
+{
+	*scope = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
+	check_length(*scope, MAX_SCOPE, "scope");
+	idempotency_check_key(*key, "key");
+	Assert(*scope != NULL && *key != NULL);
 }
 
 /* The same for a key alone; name is what the caller calls it. */
@@ -653,17 +626,6 @@ idempotency_copy_value(void *value)
 	if (VARATT_IS_EXTERNAL(value))
 		return detoast_external_attr(value);
 	return memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
-}
-
-/* The first two arguments, in a scope of ours too. */
-static void
-get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
-{
-	*scope = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
-	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
-	check_length(*scope, MAX_SCOPE, "scope");
-	idempotency_check_key(*key, "key");
-	Assert(*scope != NULL && *key != NULL);
 }
 
 /* Does the row count?  A released one does not, nor does an expired one. */

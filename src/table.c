@@ -61,6 +61,7 @@ struct OwnTable
 	bool		valid;
 	Oid			relid;
 	Oid			index;			/* the primary key's */
+	Oid			partial;		/* that on some of the rows */
 	bool		other_indexes;	/* has somebody added one? */
 };
 
@@ -153,6 +154,15 @@ idempotency_open_table(OwnTable *table, LOCKMODE lockmode)
 			relation_close(rel, lockmode);
 		}
 	}
+}
+
+/* The index on some of the rows of an open table; 55000 if it is gone. */
+Oid
+idempotency_partial_index(OwnTable *table)
+{
+	if (!OidIsValid(table->partial))
+		not_as_made(table);
+	return table->partial;
 }
 
 /*
@@ -409,6 +419,7 @@ examine_indexes(OwnTable *table, Relation rel)
 	ListCell   *lc;
 
 	table->index = InvalidOid;
+	table->partial = InvalidOid;
 	table->other_indexes = false;
 	foreach(lc, indexes)
 	{
@@ -427,9 +438,11 @@ examine_indexes(OwnTable *table, Relation rel)
 
 		if (is_key && !OidIsValid(table->index))
 			table->index = RelationGetRelid(index);
-		else if (!partial || table->partial_index == NULL ||
+		else if (partial && form->indisvalid && table->partial_index != NULL &&
 				 strcmp(RelationGetRelationName(index),
-						table->partial_index) != 0)
+						table->partial_index) == 0)
+			table->partial = RelationGetRelid(index);
+		else
 			table->other_indexes = true;
 		index_close(index, AccessShareLock);
 	}

@@ -1,0 +1,246 @@
+/*-------------------------------------------------------------------------
+ *
+ * insight.c
+ *		What the views and holder() are made of.
+ *
+ * They read our tables past the executor: so that a view which is read under
+ * SERIALIZABLE takes no predicate lock and makes no claim fail, and so that
+ * they answer in milliseconds whatever the size of the tables.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include <math.h>
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/namespace.h"
+#include "common/pg_prng.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+/* up to so many blocks a table is counted, beyond it is sampled */
+#define SAMPLE_BLOCKS 300
+
+/* a line of key_counts() */
+typedef struct KeyCount
+{
+	char		scope[256 + 1];	/* hash key, with status */
+	char		status;
+	int64		rows;
+	int64		expired;
+} KeyCount;
+
+PG_FUNCTION_INFO_V1(idempotency_lock_hash_of);
+PG_FUNCTION_INFO_V1(idempotency_key_writer);
+PG_FUNCTION_INFO_V1(idempotency_leased_keys);
+PG_FUNCTION_INFO_V1(idempotency_outbox_events);
+PG_FUNCTION_INFO_V1(idempotency_key_counts);
+
+static void put_if_visible(ReturnSetInfo *rsinfo, Relation rel,
+						   TupleTableSlot *slot, Snapshot snapshot);
+static void count_blocks(Relation rel, BlockNumber first, BlockNumber n,
+						 HTAB *counts, TimestampTz now);
+
+/* lock_hash(scope, key): the name of the key's lock. */
+Datum
+idempotency_lock_hash_of(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+
+	idempotency_get_any_identity(fcinfo, &scope, &key);
+	PG_RETURN_INT64((int64) idempotency_lock_hash(scope, key));
+}
+
+/*
+ * key_writer(scope, key): the open transaction that has written the key's
+ * row, or NULL.
+ */
+Datum
+idempotency_key_writer(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+	RowAccess	row;
+	TransactionId writer;
+
+	idempotency_get_any_identity(fcinfo, &scope, &key);
+	if (RecoveryInProgress())
+		PG_RETURN_NULL();
+	idempotency_open_key(&row, scope, key, AccessShareLock);
+	writer = idempotency_row_writer(&row);
+	idempotency_close_row(&row);
+	if (!TransactionIdIsValid(writer))
+		PG_RETURN_NULL();
+	PG_RETURN_TRANSACTIONID(writer);
+}
+
+/*
+ * leased_keys(): the rows of idempotency.keys that are leased, by the index on
+ * them, as the transaction's snapshot shows them.
+ */
+Datum
+idempotency_leased_keys(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Relation	rel;
+	Relation	index;
+	TupleTableSlot *slot;
+	Snapshot	snapshot;
+	IndexScanDesc scan;
+
+	InitMaterializedSRF(fcinfo, 0);
+	rel = idempotency_open_table(&idempotency_keys, AccessShareLock);
+	index = index_open(idempotency_partial_index(&idempotency_keys), AccessShareLock);
+	slot = table_slot_create(rel, NULL);
+	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	scan = compat_index_beginscan(rel, index, SnapshotAny, 0);
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, slot))
+		put_if_visible(rsinfo, rel, slot, snapshot);
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+	table_close(rel, AccessShareLock);
+	return (Datum) 0;
+}
+
+/*
+ * outbox_events(): the rows of idempotency.outbox, as the transaction's
+ * snapshot shows them.
+ */
+Datum
+idempotency_outbox_events(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Relation	rel;
+	TupleTableSlot *slot;
+	Snapshot	snapshot;
+	TableScanDesc scan;
+
+	InitMaterializedSRF(fcinfo, 0);
+	rel = table_open(get_relname_relid("outbox", get_namespace_oid("idempotency", false)),
+					 AccessShareLock);
+	slot = table_slot_create(rel, NULL);
+	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	scan = table_beginscan(rel, SnapshotAny, 0, NULL);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		put_if_visible(rsinfo, rel, slot, snapshot);
+	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, AccessShareLock);
+	return (Datum) 0;
+}
+
+/*
+ * key_counts(): rows by scope and status, and how many of them have expired.
+ * A large table is sampled, block by block, and the counts are extrapolated:
+ * then estimate is true.
+ */
+Datum
+idempotency_key_counts(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	HASHCTL		ctl = {
+		.keysize = offsetof(KeyCount, rows),
+		.entrysize = sizeof(KeyCount),
+		.hcxt = CurrentMemoryContext
+	};
+	HTAB	   *counts = hash_create("idempotency key counts", 64, &ctl,
+									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	TimestampTz now = GetCurrentTimestamp();
+	Relation	rel;
+	BlockNumber blocks;
+	double		factor = 1;
+	HASH_SEQ_STATUS seq;
+	KeyCount   *count;
+
+	InitMaterializedSRF(fcinfo, 0);
+	rel = idempotency_open_table(&idempotency_keys, AccessShareLock);
+	blocks = RelationGetNumberOfBlocks(rel);
+	if (blocks <= SAMPLE_BLOCKS)
+	{
+		if (blocks > 0)
+			count_blocks(rel, 0, blocks, counts, now);
+	}
+	else
+	{
+		factor = (double) blocks / SAMPLE_BLOCKS;
+		for (int i = 0; i < SAMPLE_BLOCKS; i++)
+			count_blocks(rel, pg_prng_uint64_range(&pg_global_prng_state,
+												   i * factor,
+												   (i + 1) * factor - 1),
+						 1, counts, now);
+	}
+	table_close(rel, AccessShareLock);
+
+	hash_seq_init(&seq, counts);
+	while ((count = hash_seq_search(&seq)) != NULL)
+	{
+		Datum		values[5] = {
+			CStringGetTextDatum(count->scope),
+			CharGetDatum(count->status),
+			Int64GetDatum(rint(count->rows * factor)),
+			Int64GetDatum(rint(count->expired * factor)),
+			BoolGetDatum(factor > 1)
+		};
+		bool		nulls[5] = {0};
+
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	hash_destroy(counts);
+	return (Datum) 0;
+}
+
+static void
+put_if_visible(ReturnSetInfo *rsinfo, Relation rel, TupleTableSlot *slot,
+			   Snapshot snapshot)
+{
+	CHECK_FOR_INTERRUPTS();
+	if (table_tuple_satisfies_snapshot(rel, slot, snapshot))
+		tuplestore_puttupleslot(rsinfo->setResult, slot);
+}
+
+/* Count n blocks, as they stand now. */
+static void
+count_blocks(Relation rel, BlockNumber first, BlockNumber n, HTAB *counts,
+			 TimestampTz now)
+{
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	TableScanDesc scan = table_beginscan_strat(rel, SnapshotSelf, 0, NULL,
+											   true, false);
+
+	heap_setscanlimits(scan, first, n);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		KeyRow		key;
+		KeyCount	sought = {0};
+		KeyCount   *count;
+		bool		found;
+
+		CHECK_FOR_INTERRUPTS();
+		idempotency_read_key(slot, &key);
+		text_to_cstring_buffer(key.scope, sought.scope, sizeof(sought.scope));
+		sought.status = key.status;
+		count = hash_search(counts, &sought, HASH_ENTER, &found);
+		if (!found)
+			count->rows = count->expired = 0;
+		count->rows++;
+		if (key.expires_at <= now)
+			count->expired++;
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+}
