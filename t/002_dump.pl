@@ -42,10 +42,16 @@ sub sqlstate
 # All that we store, and who may do what
 my $keys = q{SELECT string_agg(k::text, E'\n' ORDER BY k.scope, k.key) FROM idempotency.keys AS k};
 my $grants = q{
-	SELECT string_agg(format('%s: %s', r.rolname, p.oid::regprocedure), E'\n' ORDER BY r.rolname, p.oid::regprocedure::text)
-	FROM pg_proc AS p, pg_roles AS r
-	WHERE p.pronamespace = 'idempotency'::regnamespace AND r.rolname IN ('app', 'odd "ops')
-	  AND has_function_privilege(r.oid, p.oid, 'EXECUTE') AND has_schema_privilege(r.oid, 'idempotency', 'USAGE')};
+	SELECT string_agg(format('%s: %s', rolname, object), E'\n' ORDER BY rolname, object)
+	FROM (SELECT rolname, p.oid::regprocedure::text AS object FROM pg_proc AS p, pg_roles AS r
+	      WHERE pronamespace = 'idempotency'::regnamespace AND has_function_privilege(r.oid, p.oid, 'EXECUTE')
+	      UNION ALL
+	      SELECT rolname, c.oid::regclass::text FROM pg_class AS c, pg_roles AS r
+	      WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v', 'S') AND has_table_privilege(r.oid, c.oid, 'SELECT')
+	      UNION ALL
+	      SELECT rolname, nspname FROM pg_namespace AS n, pg_roles AS r
+	      WHERE nspname = 'idempotency' AND has_schema_privilege(r.oid, n.oid, 'USAGE')) AS g
+	WHERE rolname IN ('app', 'odd "ops')};
 my $public = q{
 	SELECT count(*) FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
 	WHERE p.pronamespace = 'idempotency'::regnamespace AND a.grantee = 0};
@@ -58,6 +64,9 @@ query('owner', 'source', q{
 is( query('owner', 'source', q{
 		SELECT idempotency.once('dump', 'owner'), idempotency.forget('dump', 'owner')}),
 	't|t', 'a plain role that creates the extension may use and administer it');
+is(query('owner', 'source', q{
+		SELECT count(*) FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v'
+		  AND NOT has_table_privilege(oid, 'SELECT WITH GRANT OPTION')}), '0', 'and read the views');
 is(sqlstate('owner', 'source', 'DELETE FROM idempotency.keys'), '42501', 'but not touch its tables');
 query('app', 'source', q{
 	BEGIN;
