@@ -557,3 +557,12 @@ COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_adm
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;
 GRANT USAGE ON SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;
+DO $$
+DECLARE
+  v regclass;
+BEGIN
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+    EXECUTE format('GRANT SELECT ON %s TO %s WITH GRANT OPTION', v, $role$@extowner@$role$);
+  END LOOP;
+END
+$$;

@@ -1,0 +1,143 @@
+# Dump and restore, of a database whose owner is a plain role that created the
+# extension: by that role and by a superuser.  Keys and grants come back.  And
+# DROP EXTENSION leaves nothing.
+use strict;
+use warnings;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = PostgreSQL::Test::Cluster->new('dump');
+$node->init;
+$node->start;
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+$node->safe_psql(
+	'postgres', q{
+	CREATE ROLE owner LOGIN;
+	CREATE ROLE app LOGIN;
+	CREATE ROLE "odd ""ops" LOGIN;
+	CREATE DATABASE source OWNER owner;
+	CREATE DATABASE by_owner OWNER owner;
+	CREATE DATABASE by_superuser OWNER owner;
+	CREATE DATABASE by_restore OWNER owner;
+});
+
+sub query
+{
+	my ($role, $db, $sql) = @_;
+	return $node->safe_psql($db, $sql, extra_params => [ '-U', $role ]);
+}
+
+sub sqlstate
+{
+	my ($role, $db, $sql) = @_;
+	my ($ret, $stdout, $stderr) = $node->psql(
+		$db, "\\set VERBOSITY sqlstate\n$sql",
+		on_error_stop => 1,
+		extra_params => [ '-U', $role ]);
+	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
+}
+
+# All that we store, and who may do what
+my $keys = q{SELECT string_agg(k::text, E'\n' ORDER BY k.scope, k.key) FROM idempotency.keys AS k};
+my $grants = q{
+	SELECT string_agg(format('%s: %s', rolname, object), E'\n' ORDER BY rolname, object)
+	FROM (SELECT rolname, p.oid::regprocedure::text AS object FROM pg_proc AS p, pg_roles AS r
+	      WHERE pronamespace = 'idempotency'::regnamespace AND has_function_privilege(r.oid, p.oid, 'EXECUTE')
+	      UNION ALL
+	      SELECT rolname, c.oid::regclass::text FROM pg_class AS c, pg_roles AS r
+	      WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v', 'S') AND has_table_privilege(r.oid, c.oid, 'SELECT')
+	      UNION ALL
+	      SELECT rolname, nspname FROM pg_namespace AS n, pg_roles AS r
+	      WHERE nspname = 'idempotency' AND has_schema_privilege(r.oid, n.oid, 'USAGE')) AS g
+	WHERE rolname IN ('app', 'odd "ops')};
+my $public = q{
+	SELECT count(*) FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+	WHERE p.pronamespace = 'idempotency'::regnamespace AND a.grantee = 0};
+my $su = $node->safe_psql('postgres', 'SELECT current_user');
+
+query('owner', 'source', q{
+	CREATE EXTENSION idempotency;
+	SELECT idempotency.grant_usage('app');
+	SELECT idempotency.grant_admin('odd "ops');});
+is( query('owner', 'source', q{
+		SELECT idempotency.once('dump', 'owner'), idempotency.forget('dump', 'owner')}),
+	't|t', 'a plain role that creates the extension may use and administer it');
+is(query('owner', 'source', q{
+		SELECT count(*) FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v'
+		  AND NOT has_table_privilege(oid, 'SELECT WITH GRANT OPTION')}), '0', 'and read the views');
+is(sqlstate('owner', 'source', 'DELETE FROM idempotency.keys'), '42501', 'but not touch its tables');
+query('app', 'source', q{
+	BEGIN;
+	SELECT idempotency.claim('dump', 'completed', '{"a": 1.0}', '30 days');
+	SELECT idempotency.complete('dump', 'completed', E'byte\tfor\nbyte \\\\ {"b":1, "a":1}', '{"code": 201}');
+	SELECT idempotency.claim('dump', E'failed \u00e9 ''"\\\\');
+	SELECT idempotency.fail('dump', E'failed \u00e9 ''"\\\\', '');
+	SELECT idempotency.once('dump', 'expired', '1 us');
+	SELECT count(idempotency.once('many', i::text)) FROM generate_series(1, 1000) AS i;
+	COMMIT;});
+is(query($su, 'source', $public), '0', 'nothing is for PUBLIC');
+
+$node->command_ok([ 'pg_dump', '-U', 'owner', '-f', "$dir/owner.sql", '-d', $node->connstr('source') ],
+	'the owner dumps it');
+$node->command_ok([ 'pg_dump', '-U', 'owner', '-Fc', '-f', "$dir/owner.dump", '-d', $node->connstr('source') ],
+	'in the custom format, too');
+$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-U', 'owner', '-d', $node->connstr('by_owner'), '-f', "$dir/owner.sql" ],
+	'and restores it');
+$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('by_superuser'), '-f', "$dir/owner.sql" ],
+	'so does a superuser');
+$node->command_ok([ 'pg_restore', '-e', '-U', 'owner', '-d', $node->connstr('by_restore'), "$dir/owner.dump" ],
+	'and pg_restore');
+query($su, 'by_superuser', q{SELECT idempotency.grant_admin('owner')});
+
+for my $db (qw(by_owner by_superuser by_restore))
+{
+	is(query($su, $db, $keys), query($su, 'source', $keys), "$db: keys");
+	is(query($su, $db, $grants), query($su, 'source', $grants), "$db: grants");
+	is(query($su, $db, $public), '0', "$db: nothing for PUBLIC");
+	is( query('app', $db, q{SELECT status, response = E'byte\tfor\nbyte \\\\ {"b":1, "a":1}', meta FROM idempotency.claim('dump', 'completed', '{"a": 1}')}),
+		'completed|t|{"code": 201}', "$db: a retry gets the first answer");
+	is(query('app', $db, q{SELECT status FROM idempotency.claim('dump', 'completed', '{"a": 2}')}),
+		'mismatch', "$db: its request is compared");
+	is(query('app', $db, q{SELECT status, response FROM idempotency.claim('dump', E'failed \u00e9 ''"\\\\')}),
+		'failed|', "$db: an odd key, an empty answer");
+	is(query('app', $db, q{SELECT idempotency.once('dump', 'expired'), idempotency.once('many', '1000'), idempotency.once('many', '1001')}),
+		't|f|t', "$db: new keys are new, old ones old, expired ones absent");
+	is(sqlstate('app', $db, q{SELECT idempotency.forget('dump', 'completed')}), '42501', "$db: app is no administrator");
+	is(query('odd "ops', $db, q{SELECT idempotency.forget('dump', 'completed')}), 't', "$db: ops is");
+	is(query('owner', $db, q{SELECT idempotency.once('dump', 'owner'), idempotency.forget('dump', 'owner')}), 't|t', "$db: so is the owner");
+}
+# a second generation
+$node->command_ok([ 'pg_dump', '-U', 'owner', '-f', "$dir/again.sql", '-d', $node->connstr('by_owner') ],
+	'what was restored can be dumped');
+
+# DROP EXTENSION
+query('owner', 'by_owner', 'DROP EXTENSION idempotency');
+is( query($su, 'by_owner', q{
+	SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 'idempotency')
+	     + (SELECT count(*) FROM pg_proc WHERE probin LIKE '%idempotency%' OR oid > 16383)
+	     + (SELECT count(*) FROM pg_class WHERE oid > 16383)
+	     + (SELECT count(*) FROM pg_type WHERE oid > 16383)
+	     + (SELECT count(*) FROM pg_event_trigger)
+	     + (SELECT count(*) FROM pg_init_privs WHERE objoid > 16383)
+	     + (SELECT count(*) FROM pg_shdepend WHERE dbid = (SELECT oid FROM pg_database WHERE datname = 'by_owner') AND refclassid = 'pg_authid'::regclass)}),
+	'0', 'DROP EXTENSION leaves nothing');
+query('owner', 'by_owner', 'CREATE EXTENSION idempotency');
+is(query('owner', 'by_owner', q{SELECT idempotency.once('dump', 'completed')}), 't', 'and it can be created again');
+# also in the session that has used it
+is( query('owner', 'by_owner', q{
+	DROP EXTENSION idempotency;
+	CREATE EXTENSION idempotency;
+	SELECT idempotency.once('dump', 'same session');
+	DROP EXTENSION idempotency;
+	CREATE EXTENSION idempotency;
+	SELECT idempotency.once('dump', 'same session');}),
+	"t\nt", 'in one session as well');
+
+# the schema is ours: nobody can have prepared it
+query('owner', 'by_owner', 'DROP EXTENSION idempotency; CREATE SCHEMA idempotency');
+is(sqlstate('owner', 'by_owner', 'CREATE EXTENSION idempotency'), '42P06', 'a schema that is there already is not taken over');
+
+$node->stop;
+done_testing();
