@@ -12,7 +12,8 @@ OBJS = \
 	src/purge.o \
 	src/worker.o \
 	src/insert_once.o \
-	src/outbox.o
+	src/outbox.o \
+	src/token.o
 DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
@@ -30,7 +31,9 @@ REGRESS = \
 	privilege \
 	readonly \
 	run \
-	settings
+	settings \
+	token \
+	token_fuzz
 ISOLATION = \
 	insert_once_race \
 	key_bounded \
@@ -44,7 +47,9 @@ ISOLATION = \
 	outbox_late \
 	outbox_order \
 	outbox_serializable \
-	run_snapshot
+	run_snapshot \
+	token_consume \
+	token_revoke
 REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1

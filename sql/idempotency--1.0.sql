@@ -248,6 +248,117 @@ COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inser
 -- One-time tokens
 ----------------------------------------------------------------------------
 
+-- What tokens are signed with.  Written by SQL: the trigger tells every session
+-- that has the keys cached.
+CREATE TABLE idempotency.token_keys (
+  id         bigint PRIMARY KEY,
+  created_at timestamptz NOT NULL,
+  rotated_at timestamptz,
+  secret     bytea NOT NULL
+);
+COMMENT ON TABLE idempotency.token_keys IS 'internal: the keys that tokens are signed with, secret; the newest that was not rotated signs';
+COMMENT ON COLUMN idempotency.token_keys.rotated_at IS 'NULL: not rotated; else it verifies for idempotency.token_max_ttl + idempotency.token_retention longer';
+GRANT SELECT, INSERT ON idempotency.token_keys TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.token_keys', '');
+
+-- One mark per token that was consumed, or revoked by itself.  Written by the C
+-- code, past the executor.
+CREATE TABLE idempotency.used_tokens (
+  expires_at timestamptz NOT NULL,
+  marked_at  timestamptz NOT NULL,
+  id         uuid PRIMARY KEY,
+  revoked    boolean NOT NULL
+);
+COMMENT ON TABLE idempotency.used_tokens IS 'internal: one row per token that was consumed or revoked, until idempotency.token_retention past its end';
+COMMENT ON COLUMN idempotency.used_tokens.expires_at IS 'the token''s own end';
+COMMENT ON COLUMN idempotency.used_tokens.marked_at IS 'when it was consumed or revoked';
+COMMENT ON COLUMN idempotency.used_tokens.revoked IS 'false: it was consumed';
+GRANT SELECT, INSERT ON idempotency.used_tokens TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.used_tokens', '');
+
+-- Written by the C code, past the executor.
+CREATE TABLE idempotency.token_generations (
+  generation bigint NOT NULL,
+  raised_at  timestamptz NOT NULL,
+  subject    text COLLATE "C" NOT NULL,
+  purpose    text COLLATE "C" NOT NULL,
+  PRIMARY KEY (subject, purpose)
+);
+COMMENT ON TABLE idempotency.token_generations IS 'internal: the generation of (subject, purpose), 0 without a row; tokens of a lower one are revoked';
+COMMENT ON COLUMN idempotency.token_generations.raised_at IS 'after idempotency.token_max_ttl + idempotency.token_retention there is nothing left that it revokes';
+GRANT SELECT, INSERT ON idempotency.token_generations TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.token_generations', '');
+
+CREATE TYPE idempotency.token_result AS (
+  status      text,
+  id          text,
+  payload     jsonb,
+  issued_at   timestamptz,
+  expires_at  timestamptz,
+  consumed_at timestamptz
+);
+COMMENT ON TYPE idempotency.token_result IS 'status: consumed (of check_token: valid), used, expired, revoked, invalid, stale or busy; id: 22 characters, the same at every look; with invalid all else is NULL';
+
+CREATE FUNCTION idempotency.issue_token(
+  subject text,
+  purpose text,
+  ttl     interval DEFAULT '5 minutes',
+  payload jsonb    DEFAULT NULL
+) RETURNS text
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_issue_token';
+COMMENT ON FUNCTION idempotency.issue_token(text, text, interval, jsonb) IS 'a signed token that can be consumed once, by whoever gives the same subject and purpose, within ttl (at most idempotency.token_max_ttl); payload: signed, not encrypted, at most 8192 bytes; writes nothing; errors: 22004, 22008, 22023, 55000';
+
+CREATE FUNCTION idempotency.consume_token(
+  token   text,
+  subject text,
+  purpose text,
+  wait    interval DEFAULT NULL
+) RETURNS idempotency.token_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_consume_token';
+COMMENT ON FUNCTION idempotency.consume_token(text, text, text, interval) IS 'uses the token up in this transaction, or says why not; a rollback gives it back; wait: for a rival transaction, NULL is idempotency.default_wait, ''0'' does not wait; errors: 22004, 22008, 22023, 25006, 40P01, 55000, 55P03';
+
+CREATE FUNCTION idempotency.check_token(
+  token   text,
+  subject text,
+  purpose text
+) RETURNS idempotency.token_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_check_token';
+COMMENT ON FUNCTION idempotency.check_token(text, text, text) IS 'looks at the token without consuming it, waiting or writing: what is committed counts; errors: 22004, 22023, 55000';
+
+CREATE FUNCTION idempotency.revoke_token(
+  token   text,
+  subject text,
+  purpose text
+) RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_revoke_token';
+COMMENT ON FUNCTION idempotency.revoke_token(text, text, text) IS 'makes one token worthless; true: it was valid until now; errors: as consume_token(), and 55P03 while a rival is consuming it';
+
+CREATE FUNCTION idempotency.revoke_tokens(
+  subject text,
+  purpose text
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_revoke_tokens';
+COMMENT ON FUNCTION idempotency.revoke_tokens(text, text) IS 'revokes all tokens of (subject, purpose) that were issued before; errors: 22004, 22023, 25006, 40P01, 55000, 55P03';
+
+CREATE FUNCTION idempotency.rotate_token_key(
+  retire boolean DEFAULT false
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_rotate_token_key';
+COMMENT ON FUNCTION idempotency.rotate_token_key(boolean) IS 'signs new tokens with a new key; those of the old keys stay valid, or with retire, after a leak, become invalid; errors: 22004, 25006, 40001, 55000';
+
+CREATE FUNCTION idempotency.token_keys_changed() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_token_keys_changed';
+COMMENT ON FUNCTION idempotency.token_keys_changed() IS 'internal: has every session read the token keys again';
+
+CREATE TRIGGER changed
+AFTER INSERT OR UPDATE OR DELETE ON idempotency.token_keys
+FOR EACH ROW EXECUTE FUNCTION idempotency.token_keys_changed();
+ALTER TABLE idempotency.token_keys ENABLE ALWAYS TRIGGER changed;
+COMMENT ON TRIGGER changed ON idempotency.token_keys IS 'internal: has every session read the token keys again';
+
+-- The first key: its id is random, so a restored dump can bring its own.
+SELECT idempotency.rotate_token_key();
+
 ----------------------------------------------------------------------------
 -- Outbox
 ----------------------------------------------------------------------------
@@ -473,11 +584,13 @@ AS $$
         'insert_once',
         'lease', 'extend', 'checkpoint',
         'acquire_lock', 'renew_lock', 'release_lock',
-        'emit', 'take', 'ack', 'nack'
+        'emit', 'take', 'ack', 'nack',
+        'issue_token', 'consume_token', 'check_token', 'revoke_token',
+        'revoke_tokens'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer',
-        'leased_keys', 'outbox_events', 'key_counts'
+        'leased_keys', 'outbox_events', 'key_counts', 'rotate_token_key'
       ]::name[]
     END)
 $$;

@@ -26,6 +26,8 @@ int			idempotency_max_lease = 24 * 60 * 60;
 int			idempotency_outbox_max_attempts = 10;
 char	   *idempotency_purge_databases = NULL;
 int			idempotency_purge_interval = 10 * 60;
+int			idempotency_token_max_ttl = 7 * 24 * 60 * 60;
+int			idempotency_token_retention = 24 * 60 * 60;
 
 void		_PG_init(void);
 
@@ -93,6 +95,22 @@ _PG_init(void)
 							&idempotency_purge_interval,
 							10 * 60, 1, INT_MAX / 1000,
 							PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.token_max_ttl",
+							"How long a one-time token can be valid.",
+							"Lowered, it also shortens the tokens that were issued before.",
+							&idempotency_token_max_ttl,
+							7 * 24 * 60 * 60, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.token_retention",
+							"How long after a one-time token's expiry it is known whether it was used.",
+							NULL,
+							&idempotency_token_retention,
+							24 * 60 * 60, 0, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");

@@ -38,6 +38,8 @@ extern int	idempotency_max_lease;	/* seconds */
 extern int	idempotency_outbox_max_attempts;
 extern char *idempotency_purge_databases;
 extern int	idempotency_purge_interval; /* seconds */
+extern int	idempotency_token_max_ttl;	/* seconds */
+extern int	idempotency_token_retention;	/* seconds */
 
 extern Datum idempotency_result(FunctionCallInfo fcinfo,
 								Datum *values, bool *nulls);
@@ -75,9 +77,13 @@ typedef struct RowAccess
 } RowAccess;
 
 extern OwnTable idempotency_keys;
+extern OwnTable idempotency_token_keys;
+extern OwnTable idempotency_used_tokens;
+extern OwnTable idempotency_token_generations;
 
 extern Relation idempotency_open_table(OwnTable *table, LOCKMODE lockmode);
 extern Oid	idempotency_partial_index(OwnTable *table);
+extern uint64 idempotency_table_changes(const OwnTable *table);
 extern void idempotency_open_row(RowAccess *row, OwnTable *table,
 								 Datum key1, Datum key2, uint64 lock_hash,
 								 LOCKMODE lockmode);
@@ -87,6 +93,7 @@ extern bool idempotency_wait_for_row(RowAccess *row, TimestampTz give_up);
 extern void idempotency_unlock_row(RowAccess *row);
 extern bool idempotency_read_row(RowAccess *row);
 extern TransactionId idempotency_row_writer(RowAccess *row);
+extern bool idempotency_read_newest_row(RowAccess *row);
 extern bool idempotency_row_is_ours(RowAccess *row);
 extern void idempotency_check_row_visible(RowAccess *row);
 extern void idempotency_insert_row(RowAccess *row, Datum *values, bool *nulls);
@@ -229,5 +236,8 @@ extern bool idempotency_sweep_ended(const Sweep *sweep);
 
 /* worker.c: purging by itself */
 extern void idempotency_register_launcher(void);
+
+/* token.c: one-time tokens */
+extern int64 idempotency_token_lifetime(void);
 
 #endif							/* IDEMPOTENCY_H */

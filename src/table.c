@@ -56,6 +56,8 @@ struct OwnTable
 	RegProcedure equal[2];		/* their equality operators' functions */
 	const char *partial_index;	/* an index on some of the rows, or NULL */
 	bool		(*in_partial) (const Datum *values);	/* on which? */
+	bool		watched;		/* each change sends a relcache invalidation,
+								 * by a trigger of ours if SQL makes it */
 
 	/* found at first use, until a relcache invalidation */
 	bool		valid;
@@ -63,6 +65,7 @@ struct OwnTable
 	Oid			index;			/* the primary key's */
 	Oid			partial;		/* that on some of the rows */
 	bool		other_indexes;	/* has somebody added one? */
+	uint64		changes;		/* such invalidations */
 };
 
 static const OwnColumn keys_columns[] = {
@@ -94,13 +97,68 @@ OwnTable	idempotency_keys = {
 	.in_partial = is_leased
 };
 
-static OwnTable *const own_tables[] = {&idempotency_keys};
+static const OwnColumn token_keys_columns[] = {
+	{"id", INT8OID},
+	{"created_at", TIMESTAMPTZOID},
+	{"rotated_at", TIMESTAMPTZOID},
+	{"secret", BYTEAOID}
+};
+
+OwnTable	idempotency_token_keys = {
+	.name = "token_keys",
+	.columns = token_keys_columns,
+	.natts = lengthof(token_keys_columns),
+	.nkeys = 1,
+	.key = {1},
+	.equal = {F_INT8EQ},
+	.watched = true
+};
+
+static const OwnColumn used_tokens_columns[] = {
+	{"expires_at", TIMESTAMPTZOID},
+	{"marked_at", TIMESTAMPTZOID},
+	{"id", UUIDOID},
+	{"revoked", BOOLOID}
+};
+
+OwnTable	idempotency_used_tokens = {
+	.name = "used_tokens",
+	.columns = used_tokens_columns,
+	.natts = lengthof(used_tokens_columns),
+	.nkeys = 1,
+	.key = {3},
+	.equal = {F_UUID_EQ}
+};
+
+static const OwnColumn token_generations_columns[] = {
+	{"generation", INT8OID},
+	{"raised_at", TIMESTAMPTZOID},
+	{"subject", TEXTOID},
+	{"purpose", TEXTOID}
+};
+
+OwnTable	idempotency_token_generations = {
+	.name = "token_generations",
+	.columns = token_generations_columns,
+	.natts = lengthof(token_generations_columns),
+	.nkeys = 2,
+	.key = {3, 4},
+	.equal = {F_TEXTEQ, F_TEXTEQ}
+};
+
+static OwnTable *const own_tables[] = {
+	&idempotency_keys,
+	&idempotency_token_keys,
+	&idempotency_used_tokens,
+	&idempotency_token_generations
+};
 
 static void examine(OwnTable *table, Relation rel);
 static bool is_plain(OwnTable *table, Relation rel);
 static void examine_indexes(OwnTable *table, Relation rel);
 static void forget_verdict(Datum arg, Oid relid);
 pg_noreturn static void not_as_made(OwnTable *table);
+static bool read_row(RowAccess *row, Snapshot snapshot);
 static IndexScanDesc begin_scan(RowAccess *row, Relation index,
 								Snapshot snapshot);
 static void look(RowAccess *row);
@@ -163,6 +221,16 @@ idempotency_partial_index(OwnTable *table)
 	if (!OidIsValid(table->partial))
 		not_as_made(table);
 	return table->partial;
+}
+
+/*
+ * How often was the table altered, or a watched one changed, as far as this
+ * backend has heard?  While the count stays, what was read under it is right.
+ */
+uint64
+idempotency_table_changes(const OwnTable *table)
+{
+	return table->changes;
 }
 
 /*
@@ -242,19 +310,14 @@ idempotency_unlock_row(RowAccess *row)
 bool
 idempotency_read_row(RowAccess *row)
 {
-	Relation	index = index_open(row->table->index, AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetTransactionSnapshot());
-	IndexScanDesc scan = begin_scan(row, index, SnapshotAny);
-	bool		found = false;
+	return read_row(row, GetTransactionSnapshot());
+}
 
-	/* SnapshotAny and a check of our own, since that takes no predicate lock */
-	while (!found && index_getnext_slot(scan, ForwardScanDirection, row->slot))
-		found = table_tuple_satisfies_snapshot(row->rel, row->slot, snapshot);
-
-	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	index_close(index, NoLock);
-	return found;
+/* The same of what is committed by now, whatever the isolation level. */
+bool
+idempotency_read_newest_row(RowAccess *row)
+{
+	return read_row(row, GetLatestSnapshot());
 }
 
 /* The open transaction that is writing the row, ours included, or none. */
@@ -381,7 +444,7 @@ is_plain(OwnTable *table, Relation rel)
 	if (rel->rd_rel->relkind != RELKIND_RELATION ||
 		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
 		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
-		rel->trigdesc != NULL ||
+		(rel->trigdesc ? rel->trigdesc->numtriggers : 0) != table->watched ||
 		rel->rd_rules != NULL ||
 		rel->rd_rel->relrowsecurity ||
 		rel->rd_rel->relispartition ||
@@ -463,7 +526,10 @@ forget_verdict(Datum arg, Oid relid)
 	{
 		if (!OidIsValid(relid) || own_tables[i]->relid == relid ||
 			own_tables[i]->index == relid)
+		{
 			own_tables[i]->valid = false;
+			own_tables[i]->changes++;
+		}
 	}
 }
 
@@ -475,6 +541,26 @@ not_as_made(OwnTable *table)
 			 errmsg("table idempotency.%s is not as the extension made it",
 					table->name),
 			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, columns that are NOT NULL, have a default or are of a domain) and restore its primary key, or create the extension again.")));
+}
+
+static bool
+read_row(RowAccess *row, Snapshot snapshot)
+{
+	Relation	index = index_open(row->table->index, AccessShareLock);
+	IndexScanDesc scan;
+	bool		found = false;
+
+	snapshot = RegisterSnapshot(snapshot);
+	scan = begin_scan(row, index, SnapshotAny);
+
+	/* SnapshotAny and a check of our own, since that takes no predicate lock */
+	while (!found && index_getnext_slot(scan, ForwardScanDirection, row->slot))
+		found = table_tuple_satisfies_snapshot(row->rel, row->slot, snapshot);
+
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	index_close(index, NoLock);
+	return found;
 }
 
 static IndexScanDesc
