@@ -466,6 +466,15 @@ CREATE FUNCTION idempotency.key_counts(
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_counts';
 COMMENT ON FUNCTION idempotency.key_counts() IS 'internal: keys by scope and status, sampled where the table is large';
 
+-- The locks of a prepared transaction have no pid; they share the virtual
+-- transaction with the lock on its transaction id.
+CREATE VIEW idempotency.prepared_holders AS
+  SELECT l.virtualtransaction, p.gid, p.prepared
+  FROM pg_catalog.pg_locks l
+  JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid
+  WHERE l.locktype = 'transactionid' AND l.granted AND l.pid IS NULL;
+COMMENT ON VIEW idempotency.prepared_holders IS 'internal: prepared transactions, by what their locks have in common';
+
 -- The transaction-level locks of our lock space, with who holds them.
 CREATE VIEW idempotency.key_locks AS
   SELECT (l.classid::bigint << 32) | l.objid::bigint AS lock_hash,
@@ -475,8 +484,8 @@ CREATE VIEW idempotency.key_locks AS
          coalesce(p.prepared, a.xact_start) AS since
   FROM pg_catalog.pg_locks l
   LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-  LEFT JOIN pg_catalog.pg_prepared_xacts p
-         ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+  LEFT JOIN idempotency.prepared_holders p
+         ON l.pid IS NULL AND p.virtualtransaction = l.virtualtransaction
   WHERE l.locktype = 'advisory' AND l.objsubid = 26980
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
@@ -502,7 +511,7 @@ COMMENT ON VIEW idempotency.in_flight IS 'who is at work: leases, by scope and k
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_counts()),
-       leases AS MATERIALIZED (SELECT * FROM idempotency.leased_keys()),
+       leases AS MATERIALIZED (SELECT scope, deadline FROM idempotency.leased_keys()),
        events AS MATERIALIZED (
          SELECT count(*) FILTER (WHERE state IN ('r', 'l')) AS depth,
                 extract(epoch FROM pg_catalog.clock_timestamp() - min(emitted_at) FILTER (WHERE state IN ('r', 'l'))) AS oldest,
@@ -560,7 +569,7 @@ BEGIN
          hash
   FROM pg_locks l
   LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-  LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+  LEFT JOIN idempotency.prepared_holders p ON l.pid IS NULL AND p.virtualtransaction = l.virtualtransaction
   WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = writer;
 END
 $$;
