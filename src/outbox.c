@@ -169,7 +169,7 @@ static int	array_argument(FunctionCallInfo fcinfo, int arg, const char *what,
 static void open_outbox(Outbox *box, const char *function);
 static void close_outbox(Outbox *box);
 static Oid	outbox_object(const char *name);
-static void not_as_made(void) pg_attribute_noreturn();
+pg_noreturn static void not_as_made(void);
 static bool find_event(Outbox *box, int64 id, TupleTableSlot *event);
 static bool first_of_key(Outbox *box, Datum topic, Datum key, char state,
 						 TupleTableSlot *event);

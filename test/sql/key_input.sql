@@ -82,7 +82,7 @@ SELECT try($$idempotency.claim('s', 'k', '"\u0000"')$$);
 -- run: the function
 SELECT try($$idempotency.run('s', 'k', NULL)$$);
 SELECT name, try(format('idempotency.run(''s'', ''f ' || i || ''', %L)', name))
-FROM unnest(ARRAY['', ' ', 'no_such_function', 'no_schema.f', 'f(', 'f)', 'f()', 'f(no_type)', 'f(integer)', 'f(jsonb, jsonb)', '1', '-', '"F"', 'a.b.c.d', 'f(jsonb); SELECT 1', ' F '])
+FROM unnest(ARRAY['', ' ', 'no_such_function', 'public.no_f', 'f(', 'f)', 'f()', 'f(no_type)', 'f(integer)', 'f(jsonb, jsonb)', '1', '-', '"F"', 'a.b.c.d', 'f(jsonb); SELECT 1', ' F '])
   WITH ORDINALITY AS n(name, i) ORDER BY i;
 
 -- no such overload
