@@ -215,7 +215,7 @@ extern bool idempotency_release_lease(text *scope, text *key,
 									  const int64 *fence);
 
 /* purge.c: removing what has expired */
-#define PURGEABLES 1			/* kinds of rows that expire */
+#define PURGEABLES 3			/* kinds of rows that expire */
 
 typedef struct SweepPosition
 {
@@ -238,6 +238,9 @@ extern bool idempotency_sweep_ended(const Sweep *sweep);
 extern void idempotency_register_launcher(void);
 
 /* token.c: one-time tokens */
-extern int64 idempotency_token_lifetime(void);
+extern bool idempotency_mark_expired(TupleTableSlot *slot, TimestampTz now,
+									 uint64 *hash);
+extern bool idempotency_generation_expired(TupleTableSlot *slot,
+										   TimestampTz now, uint64 *hash);
 
 #endif							/* IDEMPOTENCY_H */

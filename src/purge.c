@@ -39,7 +39,9 @@ typedef struct Purgeable
 static bool key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash);
 
 static const Purgeable purgeables[] = {
-	{&idempotency_keys, key_expired}
+	{&idempotency_keys, key_expired},
+	{&idempotency_used_tokens, idempotency_mark_expired},
+	{&idempotency_token_generations, idempotency_generation_expired}
 };
 
 StaticAssertDecl(lengthof(purgeables) == PURGEABLES,

@@ -191,9 +191,13 @@ static TokenStatus judge_unmarked(const Token *token);
 static TimestampTz end_of(const Token *token);
 static Datum token_result(FunctionCallInfo fcinfo, const Token *token,
 						  TokenStatus status);
+static text *frame(const text *subject, const text *purpose);
+static int64 token_lifetime(void);
 static void open_mark(RowAccess *row, Token *token, LOCKMODE lockmode);
 static void open_generation(RowAccess *row, const Token *token,
 							LOCKMODE lockmode);
+static uint64 mark_hash(const pg_uuid_t *id);
+static uint64 generation_hash(const text *binding);
 static int64 current_generation(const Token *token);
 static const TokenKey *signing_key(void);
 static const TokenKey *find_key(int64 id);
@@ -397,16 +401,28 @@ idempotency_token_keys_changed(PG_FUNCTION_ARGS)
 }
 
 /*
- * How long after its issue can a token still tell whether it was used, in
- * microseconds?  So long after a rotation the old key has nothing to verify
- * that is not stale, and so long after a revocation the generation has
- * nothing to revoke.
+ * Can purge remove this mark?  If so, *hash is that of the lock under which it
+ * is removed.
  */
-int64
-idempotency_token_lifetime(void)
+bool
+idempotency_mark_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
 {
-	return (idempotency_token_max_ttl + (int64) idempotency_token_retention) *
-		USECS_PER_SEC;
+	slot_getsomeattrs(slot, MARKS_NATTS);
+	*hash = mark_hash(DatumGetUUIDP(slot->tts_values[MARK_ID]));
+	return DatumGetTimestampTz(slot->tts_values[MARK_EXPIRES_AT]) +
+		idempotency_token_retention * USECS_PER_SEC <= now;
+}
+
+/* Has this generation nothing left to revoke?  *hash as above. */
+bool
+idempotency_generation_expired(TupleTableSlot *slot, TimestampTz now,
+							   uint64 *hash)
+{
+	slot_getsomeattrs(slot, GENERATIONS_NATTS);
+	*hash = generation_hash(frame(DatumGetTextPP(slot->tts_values[GEN_SUBJECT]),
+								  DatumGetTextPP(slot->tts_values[GEN_PURPOSE])));
+	return DatumGetTimestampTz(slot->tts_values[GEN_RAISED_AT]) +
+		token_lifetime() <= now;
 }
 
 /*
@@ -423,7 +439,7 @@ rotate_keys(Relation rel, TimestampTz now, bool retire)
 	Datum		values[] = {
 		BoolGetDatum(retire),
 		TimestampTzGetDatum(now),
-		TimestampTzGetDatum(now - idempotency_token_lifetime())
+		TimestampTzGetDatum(now - token_lifetime())
 	};
 	static const char *const commands[] = {
 		"DELETE FROM idempotency.token_keys"
@@ -454,24 +470,9 @@ rotate_keys(Relation rel, TimestampTz now, bool retire)
 static void
 get_binding(FunctionCallInfo fcinfo, int first, Token *token)
 {
-	const text *parts[2];
-	StringInfoData binding;
-
-	parts[0] = token->subject = get_name(fcinfo, first, "subject",
-										 MAX_SUBJECT);
-	parts[1] = token->purpose = get_name(fcinfo, first + 1, "purpose",
-										 MAX_PURPOSE);
-
-	initStringInfo(&binding);
-	for (int i = 0; i < lengthof(parts); i++)
-	{
-		uint32		len = pg_hton32(VARSIZE_ANY_EXHDR(parts[i]));
-
-		appendBinaryStringInfo(&binding, (char *) &len, sizeof(len));
-		appendBinaryStringInfo(&binding, VARDATA_ANY(parts[i]),
-							   VARSIZE_ANY_EXHDR(parts[i]));
-	}
-	token->binding = cstring_to_text_with_len(binding.data, binding.len);
+	token->subject = get_name(fcinfo, first, "subject", MAX_SUBJECT);
+	token->purpose = get_name(fcinfo, first + 1, "purpose", MAX_PURPOSE);
+	token->binding = frame(token->subject, token->purpose);
 }
 
 static text *
@@ -766,14 +767,54 @@ token_result(FunctionCallInfo fcinfo, const Token *token, TokenStatus status)
 	return idempotency_result(fcinfo, values, nulls);
 }
 
+/*
+ * Subject and purpose, each preceded by its length: so that another split of
+ * the same bytes is another binding.
+ */
+static text *
+frame(const text *subject, const text *purpose)
+{
+	const text *parts[] = {subject, purpose};
+	int			size = VARHDRSZ;
+	text	   *framed;
+	char	   *end;
+
+	for (int i = 0; i < lengthof(parts); i++)
+		size += sizeof(uint32) + VARSIZE_ANY_EXHDR(parts[i]);
+	framed = palloc(size);
+	SET_VARSIZE(framed, size);
+	end = VARDATA(framed);
+	for (int i = 0; i < lengthof(parts); i++)
+	{
+		int			len = VARSIZE_ANY_EXHDR(parts[i]);
+		uint32		prefix = pg_hton32(len);
+
+		memcpy(end, &prefix, sizeof(prefix));
+		memcpy(end + sizeof(prefix), VARDATA_ANY(parts[i]), len);
+		end += sizeof(prefix) + len;
+	}
+	return framed;
+}
+
+/*
+ * How long after its issue can a token still tell whether it was used, in
+ * microseconds?  So long after a rotation the old key has nothing to verify
+ * that is not stale, and so long after a revocation the generation has
+ * nothing to revoke.
+ */
+static int64
+token_lifetime(void)
+{
+	return (idempotency_token_max_ttl + (int64) idempotency_token_retention) *
+		USECS_PER_SEC;
+}
+
 static void
 open_mark(RowAccess *row, Token *token, LOCKMODE lockmode)
 {
-	text	   *id = cstring_to_text_with_len((char *) &token->id, UUID_LEN);
-	uint64		hash = idempotency_lock_hash(cstring_to_text(TOKEN_SCOPE), id);
-
 	idempotency_open_row(row, &idempotency_used_tokens,
-						 UUIDPGetDatum(&token->id), (Datum) 0, hash, lockmode);
+						 UUIDPGetDatum(&token->id), (Datum) 0,
+						 mark_hash(&token->id), lockmode);
 }
 
 static void
@@ -782,9 +823,21 @@ open_generation(RowAccess *row, const Token *token, LOCKMODE lockmode)
 	idempotency_open_row(row, &idempotency_token_generations,
 						 PointerGetDatum(token->subject),
 						 PointerGetDatum(token->purpose),
-						 idempotency_lock_hash(cstring_to_text(GENERATION_SCOPE),
-											   token->binding),
-						 lockmode);
+						 generation_hash(token->binding), lockmode);
+}
+
+static uint64
+mark_hash(const pg_uuid_t *id)
+{
+	return idempotency_lock_hash(cstring_to_text(TOKEN_SCOPE),
+								 cstring_to_text_with_len((const char *) id,
+														  UUID_LEN));
+}
+
+static uint64
+generation_hash(const text *binding)
+{
+	return idempotency_lock_hash(cstring_to_text(GENERATION_SCOPE), binding);
 }
 
 /* 0 as long as nothing was revoked. */
@@ -838,7 +891,7 @@ find_key(int64 id)
 		if (keys[i].id == id)
 		{
 			if (!TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
-				keys[i].rotated_at + idempotency_token_lifetime() <= GetCurrentTimestamp())
+				keys[i].rotated_at + token_lifetime() <= GetCurrentTimestamp())
 				return NULL;
 			return &keys[i];
 		}

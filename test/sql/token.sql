@@ -180,8 +180,11 @@ SELECT idempotency.revoke_token(forge('never', '-2 days', '1 min'), 'user-1', 'f
 -- the wrong subject learns nothing about any of them
 SELECT DISTINCT check_(forge(id, '-2 days', expires), 'user-2')
 FROM unnest(ARRAY['never', 'used', 'revoked']) id, unnest(ARRAY['1 min', '-1 min', '-1 day']::interval[]) expires;
--- past retention nothing changes when the marks are purged
-DELETE FROM idempotency.used_tokens WHERE id IN (md5('used')::uuid, md5('revoked')::uuid);
+-- past retention nothing changes when the marks are purged; not before are they
+UPDATE idempotency.used_tokens SET expires_at = clock_timestamp() - CASE WHEN id = md5('never')::uuid THEN interval '23:59' ELSE '24:00' END
+WHERE id IN (md5('used')::uuid, md5('revoked')::uuid, md5('never')::uuid);
+SELECT idempotency.purge() >= 2 AS purged;
+SELECT id = md5('never')::uuid AS never, count(*) FROM idempotency.used_tokens WHERE id IN (md5('used')::uuid, md5('revoked')::uuid, md5('never')::uuid) GROUP BY 1;
 SELECT consume_(forge('used', '-2 days', '-24:00')), consume_(forge('revoked', '-2 days', '-24:00'));
 SET idempotency.token_retention = 0;
 SELECT consume_(forge('x', '-5 min', '-1 ms')), check_(forge('x', '-5 min', '1 min'));
@@ -264,8 +267,13 @@ SELECT check_(:'t'), check_(idempotency.issue_token('user-1', 'form'));
 RESET ROLE;
 SELECT generation - 9000000000000000000 AS raised, raised_at <= clock_timestamp() AS at
 FROM idempotency.token_generations WHERE subject = 'user-1';
--- once every token it revoked is stale, the row can go
-DELETE FROM idempotency.token_generations;
+-- once every token that it revoked is stale, the row goes
+UPDATE idempotency.token_generations SET raised_at = clock_timestamp() - interval '7 days 23:59' WHERE subject = 'user-1';
+SELECT idempotency.purge() >= 0 AS purged;
+SELECT count(*) FROM idempotency.token_generations WHERE subject = 'user-1';
+UPDATE idempotency.token_generations SET raised_at = clock_timestamp() - interval '8 days' WHERE subject = 'user-1';
+SELECT idempotency.purge() >= 1 AS purged;
+SELECT count(*) FROM idempotency.token_generations WHERE subject = 'user-1';
 SET ROLE regress_token;
 SELECT idempotency.issue_token('user-1', 'form') AS t \gset
 SELECT check_(:'t');
