@@ -29,6 +29,7 @@ REGRESS = \
 	lease \
 	outbox \
 	privilege \
+	purge \
 	readonly \
 	run \
 	settings \
@@ -47,6 +48,7 @@ ISOLATION = \
 	outbox_late \
 	outbox_order \
 	outbox_serializable \
+	purge_race \
 	run_snapshot \
 	token_consume \
 	token_revoke

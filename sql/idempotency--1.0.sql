@@ -418,10 +418,14 @@ CREATE FUNCTION idempotency.retry_parked(topic text) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_parked';
 COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many';
 
+CREATE FUNCTION idempotency.outbox_events() RETURNS SETOF idempotency.outbox
+LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_outbox_events';
+COMMENT ON FUNCTION idempotency.outbox_events() IS 'internal: the events, read without predicate locks';
+
 CREATE VIEW idempotency.parked_events AS
   SELECT id, topic, key, payload, attempt, emitted_at, parked_at, error
-  FROM idempotency.outbox
-  WHERE state OPERATOR(pg_catalog.=) 'p'::"char";
+  FROM idempotency.outbox_events()
+  WHERE state = 'p';
 COMMENT ON VIEW idempotency.parked_events IS 'admin: events that failed idempotency.outbox_max_attempts times, with the last error that nack was given';
 
 ----------------------------------------------------------------------------
@@ -451,10 +455,6 @@ COMMENT ON FUNCTION idempotency.key_writer(text, text) IS 'internal: the open tr
 CREATE FUNCTION idempotency.leased_keys() RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_leased_keys';
 COMMENT ON FUNCTION idempotency.leased_keys() IS 'internal: the leases, read without predicate locks';
-
-CREATE FUNCTION idempotency.outbox_events() RETURNS SETOF idempotency.outbox
-LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_outbox_events';
-COMMENT ON FUNCTION idempotency.outbox_events() IS 'internal: the events, read without predicate locks';
 
 CREATE FUNCTION idempotency.key_counts(
   OUT scope    text,

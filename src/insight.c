@@ -34,7 +34,7 @@
 /* a line of key_counts() */
 typedef struct KeyCount
 {
-	char		scope[256 + 1];	/* hash key, with status */
+	char		scope[256 + 1]; /* hash key, with status */
 	char		status;
 	int64		rows;
 	int64		expired;

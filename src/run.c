@@ -229,8 +229,8 @@ static bool
 is_recordable(int sqlstate)
 {
 	static const char postgres_classes[] =
-		"00 01 02 03 08 09 0A 0B 0F 0L 0P 0Z 10 20 21 24 25 26 27 28 2B 2D 2F "
-		"34 38 39 3B 3D 3F 40 42 44 53 54 55 57 58 72 F0 HV P0 XX";
+	"00 01 02 03 08 09 0A 0B 0F 0L 0P 0Z 10 20 21 24 25 26 27 28 2B 2D 2F "
+	"34 38 39 3B 3D 3F 40 42 44 53 54 55 57 58 72 F0 HV P0 XX";
 	char		class[3];
 
 	if (sqlstate == ERRCODE_RAISE_EXCEPTION)

@@ -1,0 +1,98 @@
+-- purge: what has expired goes, all of it and nothing else.
+\set VERBOSITY sqlstate
+\pset null '(null)'
+CREATE ROLE regress_purge;
+SELECT idempotency.grant_admin('regress_purge');
+SET ROLE regress_purge;
+SET default_transaction_isolation = serializable;
+
+-- answers, failures, a forgotten lease, a released one: by their expiry
+SELECT count(idempotency.once('short', i::text, '1 us')) FROM generate_series(1, 1000) i;
+SELECT count(idempotency.once('long', i::text)) FROM generate_series(1, 10) i;
+BEGIN;
+SELECT status FROM idempotency.claim('short', 'failed', ttl => '1 us');
+SELECT idempotency.fail('short', 'failed', 'reason');
+COMMIT;
+SELECT status FROM idempotency.lease('short', 'forgotten', '0', ttl => '1 us');
+SELECT status FROM idempotency.lease('long', 'lapsed', '0');
+SELECT status FROM idempotency.lease('long', 'live', '1 h', ttl => '1 us');
+SELECT fence FROM idempotency.lease('long', 'released', '1 h') \gset
+SELECT idempotency.release('long', 'released', :fence);
+
+SELECT idempotency.purge(300) AS bounded;
+SELECT idempotency.purge(1) AS one;
+SELECT idempotency.purge() AS rest;
+SELECT idempotency.purge() AS nothing;
+RESET ROLE;
+SELECT scope, status, count(*) FROM idempotency.keys GROUP BY scope, status ORDER BY scope, status;
+SET ROLE regress_purge;
+
+-- what this transaction is about to overwrite stays
+SELECT idempotency.once('again', 'k', '1 us');
+BEGIN;
+SELECT status FROM idempotency.claim('again', 'k');
+SELECT idempotency.purge();
+SELECT idempotency.complete('again', 'k', 'anew');
+SELECT idempotency.purge();
+COMMIT;
+SELECT response FROM idempotency.lookup('again', 'k');
+
+-- rolled back, nothing has gone
+SELECT idempotency.once('undone', 'k', '1 us');
+BEGIN;
+SELECT idempotency.purge();
+SELECT status FROM idempotency.claim('undone', 'k');
+ROLLBACK;
+SELECT idempotency.purge();
+-- purged and used again in one transaction
+SELECT idempotency.once('reused', 'k', '1 us');
+BEGIN;
+SELECT idempotency.purge();
+SELECT idempotency.once('reused', 'k');
+COMMIT;
+SELECT idempotency.once('reused', 'k');
+
+-- all kinds together
+SELECT idempotency.once('short', 'k', '1 us');
+RESET ROLE;
+INSERT INTO idempotency.used_tokens SELECT now() - '2 d'::interval, now() - '2 d'::interval, gen_random_uuid(), false FROM generate_series(1, 3);
+INSERT INTO idempotency.used_tokens SELECT now() - '23 h'::interval, now() - '23 h'::interval, gen_random_uuid(), false FROM generate_series(1, 2);
+INSERT INTO idempotency.token_generations VALUES (1, now() - '9 d'::interval, 'old', 'p'), (2, now(), 'new', 'p');
+SET ROLE regress_purge;
+SELECT idempotency.purge(2), idempotency.purge(2), idempotency.purge(2);
+RESET ROLE;
+SELECT count(*) FROM idempotency.used_tokens;
+SELECT subject FROM idempotency.token_generations;
+SET ROLE regress_purge;
+
+-- no lock and no predicate lock is left behind, and views take none either
+BEGIN;
+SELECT idempotency.purge();
+SELECT count(*) > 0 AS counted FROM idempotency.stats;
+SELECT count(*) FROM idempotency.in_flight;
+SELECT count(*) FROM idempotency.parked_events;
+SELECT status FROM idempotency.lookup('again', 'k');
+SELECT mode, count(*) FROM pg_locks WHERE mode LIKE 'SIRead%' OR locktype = 'advisory' GROUP BY mode;
+COMMIT;
+
+-- bad input
+SELECT idempotency.purge(NULL);
+SELECT idempotency.purge(0);
+SELECT idempotency.purge(-1);
+BEGIN READ ONLY;
+SELECT idempotency.purge();
+ROLLBACK;
+
+-- stats: exact on a small table
+SELECT name, scope, status, value, estimate FROM idempotency.stats
+WHERE name NOT LIKE 'bytes%' ORDER BY name, scope, status;
+
+RESET ROLE;
+SET ROLE pg_monitor;
+SELECT idempotency.purge();
+RESET ROLE;
+DELETE FROM idempotency.keys;
+DELETE FROM idempotency.used_tokens;
+DELETE FROM idempotency.token_generations;
+SELECT idempotency.revoke_usage('regress_purge');
+DROP ROLE regress_purge;
