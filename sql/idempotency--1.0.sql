@@ -36,6 +36,7 @@ COMMENT ON TABLE idempotency.keys IS 'internal: one row per finished or leased k
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'from here on the row counts as absent';
 COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed, l leased, r released';
 COMMENT ON COLUMN idempotency.keys.request IS 'fingerprint; NULL: none was given';
+ALTER TABLE idempotency.keys SET (autovacuum_vacuum_scale_factor = 0.02);
 GRANT SELECT, INSERT ON idempotency.keys TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.keys', '');
 

@@ -1,0 +1,128 @@
+# The launcher and its workers: they purge what they are told to, follow the
+# configuration, are never in the way of DROP DATABASE or of a copy, outlive a
+# dropped extension, an unknown database and a crash, begin on a standby when
+# it is promoted, and end at once.
+use strict;
+use warnings;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = PostgreSQL::Test::Cluster->new('primary');
+$node->init(allows_streaming => 1);
+$node->append_conf(
+	'postgresql.conf', q{
+shared_preload_libraries = 'idempotency'
+idempotency.purge_interval = '1 s'
+default_transaction_isolation = 'serializable'
+default_transaction_read_only = on
+});
+$node->start;
+
+# read-only and SERIALIZABLE by default, as some databases are
+sub sql
+{
+	my ($database, $sql) = @_;
+	return $node->safe_psql($database,
+		"SET default_transaction_read_only = off; $sql");
+}
+
+sub configure
+{
+	my ($name, $value) = @_;
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $name = $value");
+	$node->reload;
+}
+
+my $launcher =
+  "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher' AND datname IS NULL";
+ok($node->poll_query_until('postgres', $launcher),
+	'the launcher is there, in no database');
+
+my $fill =
+  "SELECT count(idempotency.once('w', i::text, '1 us')) FROM generate_series(1, 3000) i";
+my $empty = 'SELECT count(*) = 0 FROM idempotency.keys';
+for my $database ('one', 'Two', 'three')
+{
+	sql('postgres', qq{CREATE DATABASE "$database"});
+	sql($database, 'CREATE EXTENSION idempotency');
+	sql($database, $fill);
+}
+
+# nothing is purged as long as nothing is named; then what is, and no more
+configure('idempotency.purge_databases', q{'one, "Two", nosuch'});
+ok($node->poll_query_until('one', $empty), 'purged');
+ok($node->poll_query_until('Two', $empty), 'purged, by a quoted name');
+is(sql('three', 'SELECT count(*) FROM idempotency.keys'),
+	3000, 'not named, not purged');
+configure('idempotency.purge_databases', q{'one, Two, three, nosuch'});
+ok($node->poll_query_until('three', $empty), 'a new name counts at once');
+my ($ret, $out, $err) = $node->psql('postgres',
+	q{ALTER SYSTEM SET idempotency.purge_databases = 'a b'});
+like($err, qr/invalid value for parameter/, 'what is no list is refused');
+
+# one row at a time under a lock: what somebody is at work on stays
+sql('one', "SELECT idempotency.once('w', 'k', '1 us')");
+my $holder = $node->background_psql('one');
+$holder->query_safe('SET default_transaction_read_only = off');
+$holder->query_safe("BEGIN; SELECT status FROM idempotency.claim('w', 'k')");
+sql('one', $fill);
+ok( $node->poll_query_until('one',
+		'SELECT count(*) = 1 FROM idempotency.keys'),
+	'all but the row that a claim is about to overwrite');
+$holder->query_safe("SELECT idempotency.complete('w', 'k', 'done'); COMMIT");
+$holder->quit;
+is(sql('one', "SELECT response FROM idempotency.lookup('w', 'k')"),
+	'done', 'which it then does');
+
+# in nobody's way, while workers come and go
+for my $i (1 .. 2)
+{
+	sql('one', $fill);
+	sql('postgres', 'CREATE DATABASE copy TEMPLATE one');
+	sql('postgres', 'DROP DATABASE copy');
+}
+pass('databases are copied and dropped meanwhile');
+sql('three', $fill);
+sql('postgres', 'DROP DATABASE three');
+pass('a database that is being purged can be dropped');
+sql('Two', 'DROP EXTENSION idempotency');
+sql('one', $fill);
+ok($node->poll_query_until('one', $empty =~ s/= 0/= 1/r),
+	'the others go on without the database and the extension');
+
+# a crash
+my $pid = $node->safe_psql('postgres',
+	"SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'"
+);
+is($node->safe_psql('postgres', 'SHOW restart_after_crash'), 'off', 'as the test suite sets it');
+configure('restart_after_crash', 'on');
+kill 'KILL', $pid;
+ok( $node->poll_query_until('postgres',
+		"SELECT pid <> $pid FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'"
+	),
+	'the launcher comes back after a crash');
+sql('one', $fill);
+ok($node->poll_query_until('one', $empty =~ s/= 0/= 1/r), 'and purges');
+
+# a standby
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+# no session of a hot standby can be SERIALIZABLE
+$standby->append_conf('postgresql.conf',
+	"default_transaction_isolation = 'repeatable read'");
+$standby->start;
+is($standby->safe_psql('postgres', $launcher), 'f', 'none on a standby');
+configure('idempotency.purge_databases', q{''});
+sql('one', $fill);
+$node->wait_for_catchup($standby);
+$node->stop;
+$standby->promote;
+ok( $standby->poll_query_until('one', $empty =~ s/= 0/= 1/r),
+	'it begins with the promotion');
+$standby->stop('fast');
+unlike(slurp_file($node->logfile) . slurp_file($standby->logfile),
+	qr/TRAP|cannot happen|could not serialize/, 'nothing untoward in the logs');
+
+done_testing();
