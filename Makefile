@@ -42,6 +42,7 @@ ISOLATION = \
 	key_deadlock \
 	key_expired \
 	key_isolation \
+	key_replays \
 	key_wait \
 	lease_takeover \
 	outbox_ack \

@@ -89,6 +89,7 @@ extern void idempotency_open_row(RowAccess *row, OwnTable *table,
 								 LOCKMODE lockmode);
 extern void idempotency_close_row(RowAccess *row);
 extern RowState idempotency_try_row(RowAccess *row);
+extern RowState idempotency_look_at_row(RowAccess *row);
 extern bool idempotency_wait_for_row(RowAccess *row, TimestampTz give_up);
 extern void idempotency_unlock_row(RowAccess *row);
 extern bool idempotency_read_row(RowAccess *row);

@@ -32,6 +32,9 @@
 #define MAX_SCOPE 256
 #define MAX_KEY 512
 
+/* so many replays in a row make the next one likely */
+#define LOOK_FIRST_AFTER 8
+
 /* scopes that begin so are ours */
 #define OWN_SCOPE "idempotency."
 
@@ -456,6 +459,7 @@ KeyStatus
 idempotency_seize_key(RowAccess *row, const KeyRequest *request,
 					  TimestampTz give_up, KeyAnswer *answer)
 {
+	static int	replays = 0;	/* in a row */
 	KeyStatus	status;
 
 	/* a parallel worker could not hold a claim */
@@ -472,6 +476,14 @@ idempotency_seize_key(RowAccess *row, const KeyRequest *request,
 		return status;
 	}
 
+	/* a backend that has only replayed lately looks before it locks */
+	if (replays >= LOOK_FIRST_AFTER && idempotency_look_at_row(row) == ROW_FOUND)
+	{
+		status = judge(row, request->request, answer);
+		if (status != KEY_CLAIMED)
+			return status;
+	}
+
 	for (;;)
 	{
 		idempotency_try_row(row);
@@ -484,6 +496,7 @@ idempotency_seize_key(RowAccess *row, const KeyRequest *request,
 		if (row->state != ROW_RIVAL && row->locked)
 		{
 			PreventCommandIfReadOnly(request->function);
+			replays = 0;
 			return KEY_CLAIMED;
 		}
 		if (!idempotency_wait_for_row(row, give_up))
@@ -493,6 +506,7 @@ idempotency_seize_key(RowAccess *row, const KeyRequest *request,
 		}
 	}
 	idempotency_unlock_row(row);
+	replays = row->state == ROW_FOUND ? Min(replays + 1, LOOK_FIRST_AFTER) : 0;
 	return status;
 }
 

@@ -275,6 +275,14 @@ idempotency_try_row(RowAccess *row)
 	return row->state;
 }
 
+/* Look without the lock: good for an answer that is there, and no more. */
+RowState
+idempotency_look_at_row(RowAccess *row)
+{
+	look(row);
+	return row->state;
+}
+
 /*
  * Wait for what stood in the way: the rival who is writing the row, or else
  * the holder of the lock.  The caller then tries again.  False: give_up came
