@@ -23,6 +23,7 @@ REGRESS = \
 	collision \
 	insert_once \
 	key_claim \
+	key_effect \
 	key_expiry \
 	key_input \
 	key_savepoint \
@@ -42,6 +43,7 @@ ISOLATION = \
 	key_deadlock \
 	key_expired \
 	key_isolation \
+	key_mismatch \
 	key_replays \
 	key_wait \
 	lease_takeover \

@@ -144,7 +144,7 @@ for my $n (1 .. $sessions)
 	{
 		chomp;
 		my ($what, @rest) = split /\t/;
-		if ($what eq 'saw') { $seen{ $rest[0] }{"$rest[1] $rest[2]"}++; }
+		if ($what eq 'saw') { $seen{ $rest[0] }{"$rest[1] " . ($rest[2] // '')}++; }
 		elsif ($what eq 'error') { $errors{"$rest[0] under $rest[1] at $rest[2]"}++; }
 		else { $count{$what}++; }
 	}
@@ -534,8 +534,10 @@ sub talk
 	my $out = '';
 	while (my $line = <$from>)
 	{
-		if ($line =~ /^\@\@ (\S+)/)
+		if ($line =~ /^\@\@ ?(\S*)$/)
 		{
+			# an error without SQLSTATE is libpq's own: the server went away
+			die "gone\n" if $1 eq '';
 			chomp $out;
 			return ($out, $1);
 		}
