@@ -68,14 +68,33 @@ my $fence = query($old, 'shop', 'app',
 query($old, 'shop', 'app',
 	qq{SELECT idempotency.release_lock('released', $fence)});
 
+# Tokens: not used yet, used, revoked.  Events: acknowledged, out with a taker,
+# waiting behind it, of another key.
+my %token = map {
+	$_ => query($old, 'shop', 'app',
+		qq{SELECT idempotency.issue_token('$_', 'reset', '7 days', '{"n": 1}')})
+} qw(unused used revoked);
+query($old, 'shop', 'app', qq{
+	SELECT idempotency.consume_token('$token{used}', 'used', 'reset');
+	SELECT idempotency.revoke_tokens('revoked', 'reset');
+	SELECT idempotency.emit('mail', '{"to": 1}', 'done');
+	SELECT idempotency.ack(id, attempt) FROM idempotency.take('mail');
+	SELECT idempotency.emit('mail', '{"to": 2}', 'a');
+	SELECT idempotency.take('mail', 1, '1 day');
+	SELECT idempotency.emit('mail', '{"to": 3}', 'a');
+	SELECT idempotency.emit('mail', '{"to": 4}', 'b');
+});
+
 # What has to read the same afterwards.
 my %same = (
+	# but the token keys, of which a restored extension has one more: its first
 	'rows of every table' => q{
 		SELECT relname, query_to_xml(
 			format('SELECT t::text COLLATE "C" AS r FROM %s t ORDER BY r', oid::regclass),
 			false, true, '')
 		FROM pg_class
 		WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'r'
+			AND relname <> 'token_keys'
 		ORDER BY relname},
 	'sequences' => q{
 		SELECT sequencename, last_value FROM pg_sequences
@@ -158,6 +177,24 @@ sub check
 		}),
 		"\nt",
 		"$how: locks go on");
+
+	is(query($new, $database, 'app', qq{
+		SELECT status, payload FROM idempotency.consume_token('$token{unused}', 'unused', 'reset');
+		SELECT status FROM idempotency.consume_token('$token{unused}', 'unused', 'reset');
+		SELECT status FROM idempotency.check_token('$token{used}', 'used', 'reset');
+		SELECT status FROM idempotency.check_token('$token{revoked}', 'revoked', 'reset');
+		SELECT status FROM idempotency.check_token(
+			idempotency.issue_token('revoked', 'reset'), 'revoked', 'reset');
+		}),
+		join("\n", 'consumed|{"n": 1}', 'used', 'used', 'revoked', 'valid'),
+		"$how: tokens are judged as before");
+	is(query($new, $database, 'app', q{
+		SELECT payload FROM idempotency.take('mail');
+		SELECT idempotency.emit('mail', '{"to": 5}', 'c');
+		SELECT payload FROM idempotency.take('mail');
+		}),
+		join("\n", '{"to": 4}', '5', '{"to": 5}'),
+		"$how: events keep their order");
 	return;
 }
 

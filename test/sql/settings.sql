@@ -8,7 +8,7 @@ WHERE name IN ('idempotency.default_ttl', 'idempotency.default_wait') ORDER BY n
 SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc !~ '\.$';
 -- the developer's one is not shown among them
 SELECT count(*) FROM pg_settings WHERE name = 'idempotency.debug_hash_bits';
-SHOW idempotency.debug_hash_bits;
+SELECT current_setting('idempotency.debug_hash_bits')::integer BETWEEN 0 AND 64 AS there;
 
 SET idempotency.default_ttl = '36 h';
 SHOW idempotency.default_ttl;
