@@ -13,7 +13,13 @@ OBJS = \
 	src/worker.o \
 	src/insert_once.o \
 	src/outbox.o \
-	src/token.o
+	src/token.o \
+	src/machine.o \
+	src/table_info.o \
+	src/guard.o \
+	src/attach.o \
+	src/transition.o \
+	src/version.o
 DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
@@ -62,4 +68,4 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-$(OBJS): src/idempotency.h src/errors.h src/compat.h
+$(OBJS): src/idempotency.h src/errors.h src/compat.h src/machine.h
