@@ -19,6 +19,7 @@
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
@@ -43,8 +44,9 @@ PG_FUNCTION_INFO_V1(idempotency_off_graph);
 static void check_state_column(Relation rel, AttrNumber column);
 static void check_rows(Relation rel, AttrNumber column, const char *machine);
 static void warn_if_referenced(Relation rel, AttrNumber column);
-static bool trigger_matches(const Trigger *trigger, Oid function,
-							AttrNumber column);
+static void keep_table_triggers(Relation rel);
+static void keep_trigger(Relation rel, bool wanted, const char *name,
+						 const char *events, int16 type);
 static char *free_trigger_name(Relation rel, const char *name);
 static Datum state_names(const Machine *machine);
 static SPIPlanPtr prepare(const char *query, int nargs, Oid *types);
@@ -64,6 +66,7 @@ idempotency_attach_machine(PG_FUNCTION_ARGS)
 	Relation	rel = idempotency_open_owned(fcinfo, &column);
 	Relation	machines;
 	char	   *machine;
+	bool		history;
 	char	   *call;
 
 	if (PG_ARGISNULL(2) || PG_ARGISNULL(3))
@@ -80,7 +83,7 @@ idempotency_attach_machine(PG_FUNCTION_ARGS)
 
 	idempotency_check_attachable(rel, column);
 	check_state_column(rel, column);
-	if (idempotency_has_trigger(rel, "guard_state", column))
+	if (idempotency_find_trigger(rel, "guard_state", column, 0) != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("a machine is already attached to column \"%s\" of table \"%s\"",
@@ -90,17 +93,14 @@ idempotency_attach_machine(PG_FUNCTION_ARGS)
 	check_rows(rel, column, machine);
 	warn_if_referenced(rel, column);
 
+	history = PG_GETARG_BOOL(3);
 	call = psprintf("idempotency.guard_state(%s, %s)",
 					quote_literal_cstr(machine),
-					PG_GETARG_BOOL(3) ? "'history'" : "'no history'");
-	idempotency_create_trigger(rel, "IK_guard",
-							   rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE ?
-							   "AFTER INSERT OR DELETE OR UPDATE" : "AFTER INSERT OR UPDATE",
+					history ? "'history'" : "'no history'");
+	idempotency_create_trigger(rel, history ? "IK_guard" : "zz_IK_guard",
+							   history ? "AFTER UPDATE" : "BEFORE UPDATE",
 							   column, call);
-	if (!idempotency_has_trigger(rel, "guard_state", InvalidAttrNumber))
-		idempotency_create_trigger(rel, "IK_guard_unnamed", "AFTER UPDATE",
-								   InvalidAttrNumber,
-								   "idempotency.guard_state()");
+	keep_table_triggers(rel);
 	table_close(rel, NoLock);
 	PG_RETURN_VOID();
 }
@@ -115,16 +115,17 @@ idempotency_detach_machine(PG_FUNCTION_ARGS)
 	AttrNumber	column;
 	Relation	rel = idempotency_open_owned(fcinfo, &column);
 
-	if (!idempotency_has_trigger(rel, "guard_state", column))
+	const Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
+													  column, 0);
+
+	if (trigger == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("no machine is attached to column \"%s\" of table \"%s\"",
 						get_attname(RelationGetRelid(rel), column, false),
 						RelationGetRelationName(rel))));
-	idempotency_drop_triggers(rel, "guard_state", column);
-	CommandCounterIncrement();
-	if (idempotency_table_info(rel)->nguards == 0)
-		idempotency_drop_triggers(rel, "guard_state", InvalidAttrNumber);
+	idempotency_drop_trigger(rel, trigger);
+	keep_table_triggers(rel);
 	table_close(rel, NoLock);
 	PG_RETURN_VOID();
 }
@@ -320,18 +321,26 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 }
 
 /*
- * Is there a trigger that calls our function, for that column?  Column 0: one
- * without a column list.
+ * A trigger that calls our function, or NULL: with that column as its list, or
+ * without a list if column is 0; of that tgtype, or of any if type is 0.
  */
-bool
-idempotency_has_trigger(Relation rel, const char *function, AttrNumber column)
+const Trigger *
+idempotency_find_trigger(Relation rel, const char *function, AttrNumber column,
+						 int16 type)
 {
 	Oid			oid = idempotency_trigger_function(function);
 
 	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
-		if (trigger_matches(&rel->trigdesc->triggers[i], oid, column))
-			return true;
-	return false;
+	{
+		const Trigger *trigger = &rel->trigdesc->triggers[i];
+
+		if (trigger->tgfoid == oid &&
+			(type == 0 || trigger->tgtype == type) &&
+			(column == InvalidAttrNumber ? trigger->tgnattr == 0 :
+			 trigger->tgnattr == 1 && trigger->tgattr[0] == column))
+			return trigger;
+	}
+	return NULL;
 }
 
 /* Create a trigger as the caller; column 0: without a column list. */
@@ -355,29 +364,17 @@ idempotency_create_trigger(Relation rel, const char *name, const char *events,
 	SPI_finish();
 }
 
-/* Drop, as the caller, what idempotency_has_trigger() finds. */
+/* Drop a trigger as the caller. */
 void
-idempotency_drop_triggers(Relation rel, const char *function,
-						  AttrNumber column)
+idempotency_drop_trigger(Relation rel, const Trigger *trigger)
 {
-	Oid			oid = idempotency_trigger_function(function);
-	List	   *commands = NIL;
-	ListCell   *lc;
+	char	   *command = psprintf("DROP TRIGGER %s ON %s",
+								   quote_identifier(trigger->tgname),
+								   idempotency_quoted_name(rel));
 
-	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
-	{
-		const Trigger *trigger = &rel->trigdesc->triggers[i];
-
-		if (trigger_matches(trigger, oid, column))
-			commands = lappend(commands,
-							   psprintf("DROP TRIGGER %s ON %s",
-										quote_identifier(trigger->tgname),
-										idempotency_quoted_name(rel)));
-	}
 	SPI_connect();
-	foreach(lc, commands)
-		if (SPI_execute(lfirst(lc), false, 0) != SPI_OK_UTILITY)
-			elog(ERROR, "could not drop trigger: %s", (char *) lfirst(lc));
+	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
+		elog(ERROR, "could not drop trigger: %s", command);
 	SPI_finish();
 }
 
@@ -490,14 +487,43 @@ warn_if_referenced(Relation rel, AttrNumber column)
 	bms_free(keys);
 }
 
-static bool
-trigger_matches(const Trigger *trigger, Oid function, AttrNumber column)
+/* Have the triggers that serve all machines of a table, as long as needed. */
+static void
+keep_table_triggers(Relation rel)
 {
-	if (trigger->tgfoid != function)
-		return false;
-	if (column == InvalidAttrNumber)
-		return trigger->tgnattr == 0;
-	return trigger->tgnattr == 1 && trigger->tgattr[0] == column;
+	const TableInfo *table = idempotency_table_info(rel);
+	bool		partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
+	bool		before = false;
+	bool		after = false;
+
+	for (int i = 0; i < table->nguards; i++)
+	{
+		before = before || !table->guards[i].history;
+		after = after || table->guards[i].history;
+	}
+	keep_trigger(rel, table->nguards > 0, "IK_guard_insert",
+				 partitioned ? "AFTER INSERT OR DELETE" : "AFTER INSERT",
+				 partitioned ? TRIGGER_TYPE_ROW | TRIGGER_TYPE_INSERT | TRIGGER_TYPE_DELETE :
+				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_INSERT);
+	keep_trigger(rel, before, "zz_IK_guard_update", "BEFORE UPDATE",
+				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE);
+	keep_trigger(rel, after, "IK_guard_update", "AFTER UPDATE",
+				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_UPDATE);
+}
+
+/* Create it or drop it, unless it is as wanted already. */
+static void
+keep_trigger(Relation rel, bool wanted, const char *name, const char *events,
+			 int16 type)
+{
+	const Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
+													  InvalidAttrNumber, type);
+
+	if (wanted && trigger == NULL)
+		idempotency_create_trigger(rel, name, events, InvalidAttrNumber,
+								   "idempotency.guard_state()");
+	else if (!wanted && trigger != NULL)
+		idempotency_drop_trigger(rel, trigger);
 }
 
 /* The name, or one with a number after it if the table has that already. */

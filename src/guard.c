@@ -3,20 +3,25 @@
  * guard.c
  *		The trigger that keeps a table on its machine's graph, and the history.
  *
- * The guard is an AFTER trigger: it judges the row as it was stored, whatever
- * BEFORE triggers made of it, does not see an INSERT that ON CONFLICT turned
- * away, and spares every UPDATE the row lock, and its WAL, that a BEFORE
- * trigger costs.  There are two of it.
+ * For each machine one trigger, whose column list tells the state column:
  *
- *		AFTER INSERT OR UPDATE OF status ... guard_state('machine', 'history')
- *				one for each machine; its column list tells the state column
- *		AFTER UPDATE ... guard_state()
- *				one for the table: an UPDATE that does not name a state column
- *				may change it nevertheless, by a BEFORE trigger
+ *		UPDATE OF status ... guard_state('machine', 'no history')
  *
- * On a partitioned table the first one is for DELETE too: a row that moves to
- * another partition fires DELETE there and INSERT here, one after the other,
- * and is judged as an UPDATE.
+ * and for each table up to three more, without a column list and arguments,
+ * which serve all its machines:
+ *
+ *		AFTER INSERT ... guard_state()
+ *				not BEFORE, which would also judge rows that ON CONFLICT turns
+ *				into an UPDATE
+ *		BEFORE UPDATE, AFTER UPDATE ... guard_state()
+ *				an UPDATE that does not name the state column may change it
+ *				nevertheless, by a BEFORE trigger
+ *
+ * Without history, an UPDATE is judged by BEFORE triggers, which are the
+ * cheaper ones, and whose names make them fire last; with history by AFTER
+ * triggers, which also write it.  On a partitioned table AFTER INSERT is for
+ * DELETE too: a row that moves to another partition fires DELETE there and
+ * INSERT here, one after the other, and is judged as an UPDATE.
  *
  *-------------------------------------------------------------------------
  */
@@ -43,8 +48,8 @@
 /* a row on its way to another partition, between the two triggers */
 typedef struct MovingRow
 {
-	char	   *trigger;		/* which machine's */
 	Oid			root;			/* of the partitioned table */
+	char	   *column;			/* whose state it is */
 	SubTransactionId subxact;
 	CommandId	command;
 	bool		isnull;
@@ -72,6 +77,7 @@ static void judge_move(TriggerData *trigdata, const TableInfo *table,
 					   NameRef from, NameRef to);
 static const AskedMove *asked_move(TriggerData *trigdata, const Guard *guard,
 								   TupleTableSlot *slot);
+static const char *state_column(TriggerData *trigdata, const Guard *guard);
 static NameRef slot_state(const Guard *guard, TupleTableSlot *slot);
 static bool same_name(NameRef a, NameRef b);
 static void remember_moving_row(TriggerData *trigdata, const Guard *guard);
@@ -96,7 +102,6 @@ idempotency_guard_state(PG_FUNCTION_ARGS)
 	const Guard *guard;
 
 	if (!CALLED_AS_TRIGGER(fcinfo) ||
-		!TRIGGER_FIRED_AFTER(trigdata->tg_event) ||
 		!TRIGGER_FIRED_FOR_ROW(trigdata->tg_event))
 		protocol_violated();
 
@@ -104,30 +109,34 @@ idempotency_guard_state(PG_FUNCTION_ARGS)
 	AcceptInvalidationMessages();
 	table = idempotency_table_info(trigdata->tg_relation);
 
-	if (trigdata->tg_trigger->tgnattr == 0)
+	if (trigdata->tg_trigger->tgnattr == 1)
 	{
-		if (!TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
+		guard = idempotency_guard_of(table, trigdata->tg_trigger->tgattr[0]);
+		if (guard == NULL || !TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
 			protocol_violated();
+		guard_update(trigdata, table, guard);
+	}
+	else
 		for (int i = 0; i < table->nguards; i++)
 		{
 			guard = &table->guards[i];
-			if (!bms_is_member(guard->column - FirstLowInvalidHeapAttributeNumber,
-							   trigdata->tg_updatedcols))
+			if (!TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
+			{
+				if (!TRIGGER_FIRED_AFTER(trigdata->tg_event))
+					protocol_violated();
+				if (TRIGGER_FIRED_BY_INSERT(trigdata->tg_event))
+					guard_insert(trigdata, table, guard);
+				else
+					remember_moving_row(trigdata, guard);
+			}
+			else if (guard->history == (TRIGGER_FIRED_AFTER(trigdata->tg_event) != 0) &&
+					 !bms_is_member(guard->column - FirstLowInvalidHeapAttributeNumber,
+									trigdata->tg_updatedcols))
 				guard_update(trigdata, table, guard);
 		}
-		return PointerGetDatum(NULL);
-	}
 
-	guard = idempotency_guard_of(table, trigdata->tg_trigger->tgattr[0]);
-	if (guard == NULL || strcmp(guard->trigger, trigdata->tg_trigger->tgname) != 0)
-		protocol_violated();
-	if (TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
-		guard_update(trigdata, table, guard);
-	else if (TRIGGER_FIRED_BY_INSERT(trigdata->tg_event))
-		guard_insert(trigdata, table, guard);
-	else
-		remember_moving_row(trigdata, guard);
-	return PointerGetDatum(NULL);
+	/* what BEFORE UPDATE must return; AFTER triggers return nothing */
+	return PointerGetDatum(trigdata->tg_newtuple);
 }
 
 /* A new row must begin in an initial state, unless it comes from next door. */
@@ -223,15 +232,15 @@ judge_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 				 errtablecol(trigdata->tg_relation, guard->column)));
 	}
 
-	if (guard->history)
+	if (guard->history && TRIGGER_FIRED_AFTER(trigdata->tg_event))
 		log_move(trigdata, table, guard, slot, from, to,
 				 asked != NULL ? asked->event : NULL);
 }
 
 /*
- * The move that transition() or fire() asked for, if that is what wrote the
- * row; else NULL.  The command number tells: every statement that a trigger
- * runs meanwhile has another one.
+ * The move that transition() or fire() asked for, if this is what wrote, or is
+ * about to write, the row; else NULL.  The command number tells: every statement
+ * that a trigger runs meanwhile has another one.
  */
 static const AskedMove *
 asked_move(TriggerData *trigdata, const Guard *guard, TupleTableSlot *slot)
@@ -240,10 +249,23 @@ asked_move(TriggerData *trigdata, const Guard *guard, TupleTableSlot *slot)
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(trigdata->tg_relation),
 										   guard->column - 1);
 
-	if (asked == NULL || strcmp(asked->column, NameStr(attr->attname)) != 0 ||
-		HeapTupleHeaderGetCmin(header_of(slot)) != asked->command)
+	CommandId	command;
+
+	if (asked == NULL || strcmp(asked->column, NameStr(attr->attname)) != 0)
 		return NULL;
-	return asked;
+	if (TRIGGER_FIRED_BEFORE(trigdata->tg_event))
+		command = GetCurrentCommandId(false);
+	else
+		command = HeapTupleHeaderGetCmin(header_of(slot));
+	return command == asked->command ? asked : NULL;
+}
+
+/* The state column's name, which is the same in every partition. */
+static const char *
+state_column(TriggerData *trigdata, const Guard *guard)
+{
+	return NameStr(TupleDescAttr(RelationGetDescr(trigdata->tg_relation),
+								 guard->column - 1)->attname);
 }
 
 static NameRef
@@ -291,7 +313,7 @@ remember_moving_row(TriggerData *trigdata, const Guard *guard)
 	state = slot_state(guard, trigdata->tg_trigslot);
 	row->state.len = state.len;
 	row->state.data = state.data ? pnstrdup(state.data, state.len) : NULL;
-	row->trigger = pstrdup(guard->trigger);
+	row->column = pstrdup(state_column(trigdata, guard));
 	row->root = root_of(trigdata->tg_relation);
 	row->subxact = GetCurrentSubTransactionId();
 	row->command = HeapTupleHeaderGetCmax(header);
@@ -313,7 +335,7 @@ take_moving_row(TriggerData *trigdata, const Guard *guard, NameRef *from)
 
 		if (row->root == root && row->command == command &&
 			row->subxact == GetCurrentSubTransactionId() &&
-			strcmp(row->trigger, guard->trigger) == 0)
+			strcmp(row->column, state_column(trigdata, guard)) == 0)
 		{
 			*from = row->state;
 			*link = row->next;

@@ -88,7 +88,6 @@ typedef struct Guard
 	AttrNumber	column;
 	StateKind	kind;
 	Oid			type;			/* the column's, below any domain */
-	char	   *trigger;		/* its name: the same in every partition */
 	char	   *machine;
 	bool		history;
 } Guard;
@@ -186,13 +185,15 @@ extern Datum idempotency_outcome_datum(UpdateOutcome outcome);
 extern Relation idempotency_open_owned(FunctionCallInfo fcinfo,
 									   AttrNumber *column);
 extern void idempotency_check_attachable(Relation rel, AttrNumber column);
-extern bool idempotency_has_trigger(Relation rel, const char *function,
-									AttrNumber column);
+extern const struct Trigger *idempotency_find_trigger(Relation rel,
+													  const char *function,
+													  AttrNumber column,
+													  int16 type);
 extern void idempotency_create_trigger(Relation rel, const char *name,
 									   const char *events, AttrNumber column,
 									   const char *call);
-extern void idempotency_drop_triggers(Relation rel, const char *function,
-									  AttrNumber column);
+extern void idempotency_drop_trigger(Relation rel,
+									 const struct Trigger *trigger);
 extern char *idempotency_quoted_name(Relation rel);
 
 #endif							/* IDEMPOTENCY_MACHINE_H */

@@ -200,7 +200,6 @@ read_triggers(Relation rel, TableInfo *info)
 		guard->kind = idempotency_state_kind(TupleDescAttr(RelationGetDescr(rel),
 														   guard->column - 1)->atttypid,
 											 &guard->type);
-		guard->trigger = pstrdup(trigger->tgname);
 		guard->machine = pstrdup(trigger->tgargs[0]);
 		guard->history = strcmp(trigger->tgargs[1], "history") == 0;
 		if (guard->kind != STATE_UNSUPPORTED)

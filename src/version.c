@@ -60,7 +60,7 @@ idempotency_attach_version(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 				 errmsg("column \"%s\" may be null", NameStr(attr->attname)),
 				 errhint("Make the version column NOT NULL DEFAULT 1.")));
-	if (idempotency_has_trigger(rel, "guard_version", InvalidAttrNumber))
+	if (idempotency_find_trigger(rel, "guard_version", InvalidAttrNumber, 0) != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("table \"%s\" has a version column already",
@@ -82,14 +82,20 @@ idempotency_detach_version(PG_FUNCTION_ARGS)
 	AttrNumber	column;
 	Relation	rel = idempotency_open_owned(fcinfo, &column);
 
-	if (!idempotency_has_trigger(rel, "guard_version", column))
+	const Trigger *trigger = idempotency_find_trigger(rel, "guard_version",
+													  column, 0);
+
+	if (trigger == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("column \"%s\" is not the version column of table \"%s\"",
 						get_attname(RelationGetRelid(rel), column, false),
 						RelationGetRelationName(rel))));
-	idempotency_drop_triggers(rel, "guard_version", column);
-	idempotency_drop_triggers(rel, "guard_version", InvalidAttrNumber);
+	idempotency_drop_trigger(rel, trigger);
+	trigger = idempotency_find_trigger(rel, "guard_version",
+									   InvalidAttrNumber, 0);
+	if (trigger != NULL)
+		idempotency_drop_trigger(rel, trigger);
 	table_close(rel, NoLock);
 	PG_RETURN_VOID();
 }
