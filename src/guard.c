@@ -60,9 +60,12 @@ typedef struct MovingRow
 /* innermost; set by transition.c while its UPDATE runs */
 const AskedMove *idempotency_asked_move = NULL;
 
-/* in TopTransactionContext, which resets it to NULL */
+static void forget_moving_rows(void *arg);
+
+/* in TopTransactionContext; forgotten when that is reset */
 static MovingRow *moving_rows = NULL;
-static MemoryContextCallback moving_rows_reset;
+static MemoryContextCallback moving_rows_reset = {.func = forget_moving_rows};
+static bool moving_rows_known = false;	/* is the callback registered? */
 
 static SPIPlanPtr log_plan = NULL;
 
@@ -83,7 +86,6 @@ static bool same_name(NameRef a, NameRef b);
 static void remember_moving_row(TriggerData *trigdata, const Guard *guard);
 static bool take_moving_row(TriggerData *trigdata, const Guard *guard,
 							NameRef *from);
-static void forget_moving_rows(void *arg);
 static Oid	root_of(Relation rel);
 static HeapTupleHeader header_of(TupleTableSlot *slot);
 static void log_move(TriggerData *trigdata, const TableInfo *table,
@@ -302,13 +304,12 @@ remember_moving_row(TriggerData *trigdata, const Guard *guard)
 	if (!HeapTupleHeaderIndicatesMovedPartitions(header))
 		return;
 
-	old = MemoryContextSwitchTo(TopTransactionContext);
-	if (moving_rows == NULL)
-	{
-		moving_rows_reset.func = forget_moving_rows;
+	if (!moving_rows_known)
 		MemoryContextRegisterResetCallback(TopTransactionContext,
 										   &moving_rows_reset);
-	}
+	moving_rows_known = true;
+
+	old = MemoryContextSwitchTo(TopTransactionContext);
 	row = palloc(sizeof(MovingRow));
 	state = slot_state(guard, trigdata->tg_trigslot);
 	row->state.len = state.len;
@@ -349,6 +350,7 @@ static void
 forget_moving_rows(void *arg)
 {
 	moving_rows = NULL;
+	moving_rows_known = false;
 }
 
 /* The table that the caller knows: of a partition, the topmost one. */

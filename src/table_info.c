@@ -14,11 +14,12 @@
 
 #include "access/genam.h"
 #include "access/nbtree.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "machine.h"
 #include "nodes/makefuncs.h"
-#include "parser/parse_func.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
@@ -26,6 +27,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 
 /* the cache: from a relation to what was read */
 typedef struct CachedTable
@@ -106,13 +108,24 @@ idempotency_guard_of(const TableInfo *table, AttrNumber column)
 	return NULL;
 }
 
-/* The OID of one of our trigger functions. */
+/*
+ * The OID of one of our trigger functions.  Not by name resolution: whoever
+ * writes to a guarded table needs no right on our schema.
+ */
 Oid
 idempotency_trigger_function(const char *name)
 {
-	return LookupFuncName(list_make2(makeString("idempotency"),
-									 makeString(pstrdup(name))),
-						  0, NULL, false);
+	oidvector  *no_arguments = buildoidvector(NULL, 0);
+	Oid			function = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid,
+										   CStringGetDatum(name),
+										   PointerGetDatum(no_arguments),
+										   ObjectIdGetDatum(get_namespace_oid("idempotency", false)));
+
+	if (!OidIsValid(function))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function idempotency.%s() does not exist", name)));
+	return function;
 }
 
 /* How values of a type hold a state; *base is the type below any domain. */
