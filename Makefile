@@ -60,6 +60,7 @@ ISOLATION = \
 	token_revoke
 REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
 REGRESS += machine_define machine_transition machine_guard machine_types machine_partition version
+ISOLATION += machine_race machine_ddl version_race
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1
 

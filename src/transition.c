@@ -859,9 +859,14 @@ build_plan(GuardedUpdate *update, PlanKind kind)
 		if (update->nchanged > 0)
 			append_changes(&buf, update, n + 3);
 		append_where(&buf, update);
+		/* the cast: a domain over an enum finds no operator */
 		appendStringInfo(&buf,
-						 " AND t.%s OPERATOR(pg_catalog.=) $%d RETURNING t.%s",
-						 column, n + 1, column);
+						 " AND t.%s::%s OPERATOR(pg_catalog.=) $%d RETURNING t.%s",
+						 column,
+						 format_type_extended(update->type, -1,
+											  FORMAT_TYPE_TYPEMOD_GIVEN |
+											  FORMAT_TYPE_FORCE_QUALIFY),
+						 n + 1, column);
 	}
 	else
 	{

@@ -198,19 +198,18 @@ COMMIT;
 
 -- a type of the owner's own: its output and casts run as the writer
 SET ROLE regress_guarded;
-CREATE TYPE mg.pair AS (x int, y int);
-CREATE FUNCTION mg.pair_json(mg.pair) RETURNS json LANGUAGE sql AS
-  $$SELECT json_build_object('as', current_user, 'x', ($1).x)$$;
-CREATE CAST (mg.pair AS json) WITH FUNCTION mg.pair_json(mg.pair);
-CREATE TABLE own (id mg.pair PRIMARY KEY, status text);
+CREATE TYPE mg.kind AS ENUM ('a', 'b');
+CREATE FUNCTION mg.kind_json(mg.kind) RETURNS json LANGUAGE sql AS
+  $$SELECT json_build_object('as', current_user, 'code', $1::text)$$;
+CREATE CAST (mg.kind AS json) WITH FUNCTION mg.kind_json(mg.kind);
+CREATE TABLE own (id mg.kind PRIMARY KEY, status text);
 SELECT idempotency.attach_machine('own', 'status', 'mg', history => true);
-INSERT INTO own VALUES ((1, 2), 'NEW');
-SELECT outcome FROM idempotency.fire('own', '(1,2)', 'pay');
-SELECT outcome FROM idempotency.fire('own', (1, 2)::mg.pair, 'ship');
+INSERT INTO own VALUES ('a', 'NEW'), ('b', 'NEW');
+SELECT outcome FROM idempotency.fire('own', 'a', 'pay');
+SELECT outcome FROM idempotency.fire('own', 'a'::mg.kind, 'ship');
 GRANT ALL ON own TO regress_writer;
 SET ROLE regress_writer;
-INSERT INTO mg.own VALUES ((2, 2), 'NEW');
-UPDATE mg.own SET status = 'PAID' WHERE id = (2, 2)::mg.pair;
+UPDATE mg.own SET status = 'PAID' WHERE id = 'b';
 RESET ROLE;
 SELECT row_id, event, to_state FROM idempotency.transition_log WHERE table_name = 'mg.own' ORDER BY id;
 DELETE FROM idempotency.transition_log;

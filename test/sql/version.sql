@@ -17,7 +17,8 @@ EXCEPTION WHEN OTHERS THEN
   RETURN SQLSTATE || ' ' || SQLERRM;
 END $$;
 CREATE TABLE item (id int PRIMARY KEY, stock int NOT NULL, name text, "Row Version" bigint NOT NULL DEFAULT 1, nullable bigint, small int NOT NULL DEFAULT 1, note text);
-INSERT INTO item VALUES (1, 10, 'one'), (2, 10, 'two'), (3, 10, 'three', 7);
+INSERT INTO item VALUES (1, 10, 'one'), (2, 10, 'two'), (3, 10, 'three');
+UPDATE item SET "Row Version" = 7 WHERE id = 3;
 SELECT c, code('SELECT idempotency.' || c) FROM unnest(ARRAY[
   $$attach_version('item', 'nullable')$$,
   $$attach_version('item', 'small')$$,
@@ -115,8 +116,8 @@ UPDATE item SET note = 'x';
 DELETE FROM item WHERE id = 1;
 UPDATE item SET note = 'x';
 SELECT idempotency.attach_machine('item', 'note', 've', true);
-SELECT * FROM idempotency.update_if('item', 2, 11, '{"note": "y"}');
-SELECT code($$SELECT idempotency.update_if('item', 2, 12, '{"note": "x"}')$$);
+SELECT * FROM idempotency.update_if('item', 2, 10, '{"note": "y"}');
+SELECT code($$SELECT idempotency.update_if('item', 2, 11, '{"note": "x"}')$$);
 INSERT INTO item VALUES (5, 1, 'five', 1, NULL, 1, 'x');
 SELECT * FROM idempotency.fire('item', 5, 'go');
 SELECT v, note FROM item WHERE id = 5;
