@@ -33,6 +33,11 @@ REGRESS = \
 	key_input \
 	key_savepoint \
 	lease \
+	machine_define \
+	machine_guard \
+	machine_partition \
+	machine_transition \
+	machine_types \
 	outbox \
 	privilege \
 	purge \
@@ -40,7 +45,8 @@ REGRESS = \
 	run \
 	settings \
 	token \
-	token_fuzz
+	token_fuzz \
+	version
 ISOLATION = \
 	insert_once_race \
 	key_bounded \
@@ -50,6 +56,8 @@ ISOLATION = \
 	key_isolation \
 	key_wait \
 	lease_takeover \
+	machine_ddl \
+	machine_race \
 	outbox_ack \
 	outbox_late \
 	outbox_order \
@@ -57,10 +65,9 @@ ISOLATION = \
 	purge_race \
 	run_snapshot \
 	token_consume \
-	token_revoke
+	token_revoke \
+	version_race
 REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
-REGRESS += machine_define machine_transition machine_guard machine_types machine_partition version
-ISOLATION += machine_race machine_ddl version_race
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1
 

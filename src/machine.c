@@ -68,9 +68,9 @@ typedef struct CachedMachine
 } CachedMachine;
 
 static MemoryContext machines_context = NULL;
-static HTAB *machines = NULL;
+static HTAB * machines = NULL;
 static bool machines_valid = false;
-static Oid	machines_relid = InvalidOid;
+static Oid machines_relid = InvalidOid;
 
 PG_FUNCTION_INFO_V1(idempotency_define_machine);
 PG_FUNCTION_INFO_V1(idempotency_drop_machine);
@@ -79,22 +79,22 @@ PG_FUNCTION_INFO_V1(idempotency_machines_changed);
 
 static char *name_argument(FunctionCallInfo fcinfo);
 static void write_as_owner(Relation rel, const char *command, int nargs,
-						   Oid *types, Datum *values);
+						   Oid * types, Datum * values);
 static void refuse_if_attached(const char *name);
 static Machine *load_machine(const char *name);
 static void forget_machines(Datum arg, Oid relid);
-static Machine *parse_machine(JsonbContainer *definition);
-static void parse_initial(Machine *machine, JsonbContainer *definition);
-static void parse_transitions(Machine *machine, JsonbContainer *transitions);
-static void add_edge(Machine *machine, int source, const JsonbValue *event,
-					 const JsonbValue *target);
-static int	intern_state(Machine *machine, const JsonbValue *name);
-static int	intern_event(Machine *machine, const JsonbValue *name);
-static NameRef checked_name(const char *kind, const JsonbValue *value);
-static bool is_object(const JsonbValue *value);
-static bool is_array(const JsonbValue *value);
+static Machine *parse_machine(JsonbContainer * definition);
+static void parse_initial(Machine *machine, JsonbContainer * definition);
+static void parse_transitions(Machine *machine, JsonbContainer * transitions);
+static void add_edge(Machine *machine, int source, const JsonbValue * event,
+					 const JsonbValue * target);
+static int	intern_state(Machine *machine, const JsonbValue * name);
+static int	intern_event(Machine *machine, const JsonbValue * name);
+static NameRef checked_name(const char *kind, const JsonbValue * value);
+static bool is_object(const JsonbValue * value);
+static bool is_array(const JsonbValue * value);
 static void check_graph(const Machine *machine, bool cyclic);
-static Bitmapset *reachable(const Machine *machine, Bitmapset *from);
+static Bitmapset * reachable(const Machine *machine, Bitmapset * from);
 static void append_state_id(StringInfo buf, const Machine *machine, int state);
 static bool plain_in_mermaid(const Machine *machine, int state);
 static void append_escaped(StringInfo buf, NameRef name);
@@ -375,8 +375,8 @@ name_argument(FunctionCallInfo fcinfo)
  * types, so that no code of the caller's runs meanwhile.
  */
 static void
-write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
-			   Datum *values)
+write_as_owner(Relation rel, const char *command, int nargs, Oid * types,
+			   Datum * values)
 {
 	Oid			save_user;
 	int			save_context;
@@ -486,7 +486,7 @@ forget_machines(Datum arg, Oid relid)
  *		{"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}
  */
 static Machine *
-parse_machine(JsonbContainer *definition)
+parse_machine(JsonbContainer * definition)
 {
 	Machine    *machine = palloc0(sizeof(Machine));
 	JsonbIterator *it;
@@ -523,7 +523,7 @@ parse_machine(JsonbContainer *definition)
 
 /* The member "initial": one name or a list of them. */
 static void
-parse_initial(Machine *machine, JsonbContainer *definition)
+parse_initial(Machine *machine, JsonbContainer * definition)
 {
 	JsonbValue *initial = getKeyJsonValueFromContainer(definition, "initial", 7,
 													   NULL);
@@ -553,7 +553,7 @@ parse_initial(Machine *machine, JsonbContainer *definition)
 
 /* The member "transitions": each state's edges, with event names or without. */
 static void
-parse_transitions(Machine *machine, JsonbContainer *transitions)
+parse_transitions(Machine *machine, JsonbContainer * transitions)
 {
 	JsonbIterator *states = JsonbIteratorInit(transitions);
 	JsonbIteratorToken token;
@@ -591,8 +591,8 @@ parse_transitions(Machine *machine, JsonbContainer *transitions)
 
 /* event is NULL for an edge without a name. */
 static void
-add_edge(Machine *machine, int source, const JsonbValue *event,
-		 const JsonbValue *target)
+add_edge(Machine *machine, int source, const JsonbValue * event,
+		 const JsonbValue * target)
 {
 	MachineEdge edge = {.event = -1};
 	MachineState *state;
@@ -622,7 +622,7 @@ add_edge(Machine *machine, int source, const JsonbValue *event,
 
 /* The number of a state, a new one if it is met for the first time. */
 static int
-intern_state(Machine *machine, const JsonbValue *value)
+intern_state(Machine *machine, const JsonbValue * value)
 {
 	NameRef		name = checked_name("state", value);
 	bool		found;
@@ -636,14 +636,17 @@ intern_state(Machine *machine, const JsonbValue *value)
 		else
 			machine->states = repalloc(machine->states,
 									   machine->nstates * sizeof(MachineState));
-		machine->states[entry->index] = (MachineState) {.name = name};
+		machine->states[entry->index] = (MachineState)
+		{
+			.name = name
+		};
 	}
 	return entry->index;
 }
 
 /* The same for an event. */
 static int
-intern_event(Machine *machine, const JsonbValue *value)
+intern_event(Machine *machine, const JsonbValue * value)
 {
 	NameRef		name = checked_name("event", value);
 	bool		found;
@@ -657,13 +660,16 @@ intern_event(Machine *machine, const JsonbValue *value)
 		else
 			machine->events = repalloc(machine->events,
 									   machine->nevents * sizeof(MachineEvent));
-		machine->events[entry->index] = (MachineEvent) {.name = name,.source = -1};
+		machine->events[entry->index] = (MachineEvent)
+		{
+			.name = name,.source = -1
+		};
 	}
 	return entry->index;
 }
 
 static NameRef
-checked_name(const char *kind, const JsonbValue *value)
+checked_name(const char *kind, const JsonbValue * value)
 {
 	if (value->type != jbvString)
 		invalid_definition(psprintf("The name of each %s must be a string.",
@@ -671,20 +677,21 @@ checked_name(const char *kind, const JsonbValue *value)
 	if (value->val.string.len == 0 || value->val.string.len > MAX_NAME)
 		invalid_definition(psprintf("The name of each %s must have 1 to %d bytes.",
 									kind, MAX_NAME));
-	return (NameRef) {
+	return (NameRef)
+	{
 		value->val.string.val, value->val.string.len
 	};
 }
 
 static bool
-is_object(const JsonbValue *value)
+is_object(const JsonbValue * value)
 {
 	return value->type == jbvBinary &&
 		JsonContainerIsObject(value->val.binary.data);
 }
 
 static bool
-is_array(const JsonbValue *value)
+is_array(const JsonbValue * value)
 {
 	return value->type == jbvBinary &&
 		JsonContainerIsArray(value->val.binary.data);
@@ -739,7 +746,7 @@ check_graph(const Machine *machine, bool cyclic)
 
 /* Where rows can get from the given states, these included; scribbles on it. */
 static Bitmapset *
-reachable(const Machine *machine, Bitmapset *from)
+reachable(const Machine *machine, Bitmapset * from)
 {
 	Bitmapset  *todo = bms_copy(from);
 	int			state;
@@ -783,7 +790,7 @@ plain_in_mermaid(const Machine *machine, int state)
 		char		c = name.data[i];
 		bool		digit = c >= '0' && c <= '9';
 		bool		letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-			c == '_';
+		c == '_';
 
 		if (!letter && !(digit && i > 0))
 			return false;

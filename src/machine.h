@@ -71,7 +71,7 @@ extern const Machine *idempotency_find_machine(const char *name);
 extern int	idempotency_find_state(const Machine *machine, NameRef name);
 extern int	idempotency_find_event(const Machine *machine, NameRef name);
 extern bool idempotency_has_edge(const Machine *machine, int from, int to);
-extern Oid	idempotency_own_relation(const char *name);
+extern Oid idempotency_own_relation(const char *name);
 
 /* how a state is stored */
 typedef enum StateKind
@@ -117,8 +117,8 @@ typedef struct TableInfo
 extern const TableInfo *idempotency_table_info(Relation rel);
 extern const Guard *idempotency_guard_of(const TableInfo *table,
 										 AttrNumber column);
-extern Oid	idempotency_trigger_function(const char *name);
-extern StateKind idempotency_state_kind(Oid type, Oid *base);
+extern Oid idempotency_trigger_function(const char *name);
+extern StateKind idempotency_state_kind(Oid type, Oid * base);
 extern NameRef idempotency_state_name(StateKind kind, Datum state);
 extern Datum idempotency_state_datum(const Guard *guard, NameRef name);
 
@@ -183,7 +183,7 @@ extern Datum idempotency_outcome_datum(UpdateOutcome outcome);
 
 /* attach.c: putting triggers on a table and taking them off */
 extern Relation idempotency_open_owned(FunctionCallInfo fcinfo,
-									   AttrNumber *column);
+									   AttrNumber * column);
 extern void idempotency_check_attachable(Relation rel, AttrNumber column);
 extern const struct Trigger *idempotency_find_trigger(Relation rel,
 													  const char *function,

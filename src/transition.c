@@ -78,14 +78,14 @@ typedef struct CachedPlans
 	KeptPlan   *plans;
 } CachedPlans;
 
-static HTAB *plan_cache = NULL;
+static HTAB * plan_cache = NULL;
 
 PG_FUNCTION_INFO_V1(idempotency_transition);
 PG_FUNCTION_INFO_V1(idempotency_fire);
 
 static void read_key(GuardedUpdate *update, Oid type, Datum id);
 static Datum key_from_value(const KeyColumn *key, Oid type, Datum value);
-static Datum key_from_json(const KeyColumn *key, const JsonbValue *value);
+static Datum key_from_json(const KeyColumn *key, const JsonbValue * value);
 static void open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg);
 static NameRef name_argument(const Guard *guard, FunctionCallInfo fcinfo,
 							 int arg);
@@ -101,7 +101,7 @@ static bool look(GuardedUpdate *update, PlanKind kind);
 static void check_stored(const GuardedUpdate *update);
 static void execute(GuardedUpdate *update, PlanKind kind,
 					const AskedMove *asked);
-static int	run_plan(KeptPlan *kept, Datum *values, const AskedMove *asked);
+static int	run_plan(KeptPlan *kept, Datum * values, const AskedMove *asked);
 static KeptPlan *get_plan(GuardedUpdate *update, PlanKind kind);
 static SPIPlanPtr build_plan(GuardedUpdate *update, PlanKind kind);
 static void append_where(StringInfo buf, const GuardedUpdate *update);
@@ -110,7 +110,7 @@ static void append_changes(StringInfo buf, const GuardedUpdate *update,
 static const char *column_name(const GuardedUpdate *update, AttrNumber column);
 static NameRef datum_name(const GuardedUpdate *update, Datum state);
 static bool same_name(NameRef a, NameRef b);
-static text *name_as_text(NameRef name);
+static text * name_as_text(NameRef name);
 
 static const char *const outcome_names[] = {
 	[UPDATE_APPLIED] = "applied",
@@ -412,7 +412,7 @@ key_from_value(const KeyColumn *key, Oid type, Datum value)
 
 /* A JSON scalar as a value of the key's type. */
 static Datum
-key_from_json(const KeyColumn *key, const JsonbValue *value)
+key_from_json(const KeyColumn *key, const JsonbValue * value)
 {
 	char	   *string;
 
@@ -495,7 +495,10 @@ static NameRef
 name_argument(const Guard *guard, FunctionCallInfo fcinfo, int arg)
 {
 	if (PG_ARGISNULL(arg))
-		return (NameRef) {NULL, 0};
+		return (NameRef)
+	{
+		NULL, 0
+	};
 	return idempotency_state_name(guard->kind == STATE_ENUM ? STATE_TEXT : guard->kind,
 								  PG_GETARG_DATUM(arg));
 }
@@ -692,8 +695,8 @@ look(GuardedUpdate *update, PlanKind kind)
 	if (SPI_processed == 0)
 		return false;
 	update->tid = *(ItemPointer) DatumGetPointer(SPI_getbinval(SPI_tuptable->vals[0],
-																SPI_tuptable->tupdesc,
-																2, &isnull));
+															   SPI_tuptable->tupdesc,
+															   2, &isnull));
 	update->partition = DatumGetObjectId(SPI_getbinval(SPI_tuptable->vals[0],
 													   SPI_tuptable->tupdesc, 3,
 													   &isnull));
@@ -754,7 +757,7 @@ execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
 
 /* The innermost asked move is known while the statement runs, triggers and all. */
 static int
-run_plan(KeptPlan *kept, Datum *values, const AskedMove *asked)
+run_plan(KeptPlan *kept, Datum * values, const AskedMove *asked)
 {
 	const AskedMove *outer = idempotency_asked_move;
 	int			result = 0;
