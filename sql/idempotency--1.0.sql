@@ -276,14 +276,13 @@ CREATE TABLE idempotency.transition_log (
 );
 ALTER SEQUENCE idempotency.transition_log_id_seq OWNED BY idempotency.transition_log.id;
 COMMENT ON SEQUENCE idempotency.transition_log_id_seq IS 'internal: numbers the history';
-COMMENT ON TABLE idempotency.transition_log IS 'the moves in tables whose machine is attached with history';
+COMMENT ON TABLE idempotency.transition_log IS 'the moves in tables whose machine is attached with history; read by whom grant_admin lets';
 COMMENT ON COLUMN idempotency.transition_log.table_name IS 'qualified and quoted, as it was when the row moved';
 COMMENT ON COLUMN idempotency.transition_log.row_id IS 'primary key: its value, or for several columns an object';
 COMMENT ON COLUMN idempotency.transition_log.event IS 'that fire() asked for; NULL: the row was moved in another way';
 COMMENT ON COLUMN idempotency.transition_log.changed_at IS 'by the clock, not the start of the transaction';
 COMMENT ON COLUMN idempotency.transition_log.changed_by IS 'the role that ran the UPDATE';
-GRANT SELECT ON idempotency.transition_log TO @extowner@ WITH GRANT OPTION;
-GRANT INSERT ON idempotency.transition_log TO @extowner@;
+GRANT SELECT, INSERT ON idempotency.transition_log TO @extowner@;
 GRANT SELECT, UPDATE ON SEQUENCE idempotency.transition_log_id_seq TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.transition_log', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.transition_log_id_seq', '');
@@ -836,7 +835,7 @@ BEGIN
   FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
   END LOOP;
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
     EXECUTE format('GRANT SELECT ON %s TO %I', v, role);
   END LOOP;
 END
@@ -854,7 +853,7 @@ BEGIN
   FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
     EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %I', f, role);
   END LOOP;
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
     EXECUTE format('REVOKE SELECT ON %s FROM %I', v, role);
   END LOOP;
 END
@@ -869,7 +868,7 @@ DO $$
 DECLARE
   v regclass;
 BEGIN
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
     EXECUTE format('GRANT SELECT ON %s TO %s WITH GRANT OPTION', v, $role$@extowner@$role$);
   END LOOP;
 END
