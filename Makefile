@@ -13,7 +13,13 @@ OBJS = \
 	src/worker.o \
 	src/insert_once.o \
 	src/outbox.o \
-	src/token.o
+	src/token.o \
+	src/machine.o \
+	src/table_info.o \
+	src/guard.o \
+	src/attach.o \
+	src/transition.o \
+	src/version.o
 DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
@@ -28,6 +34,11 @@ REGRESS = \
 	key_input \
 	key_savepoint \
 	lease \
+	machine_define \
+	machine_guard \
+	machine_partition \
+	machine_transition \
+	machine_types \
 	outbox \
 	privilege \
 	purge \
@@ -35,7 +46,8 @@ REGRESS = \
 	run \
 	settings \
 	token \
-	token_fuzz
+	token_fuzz \
+	version
 ISOLATION = \
 	insert_once_race \
 	key_bounded \
@@ -47,6 +59,8 @@ ISOLATION = \
 	key_replays \
 	key_wait \
 	lease_takeover \
+	machine_ddl \
+	machine_race \
 	outbox_ack \
 	outbox_late \
 	outbox_order \
@@ -54,7 +68,8 @@ ISOLATION = \
 	purge_race \
 	run_snapshot \
 	token_consume \
-	token_revoke
+	token_revoke \
+	version_race
 REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1
@@ -65,4 +80,4 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-$(OBJS): src/idempotency.h src/errors.h src/compat.h
+$(OBJS): src/idempotency.h src/errors.h src/compat.h src/machine.h

@@ -241,9 +241,190 @@ COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inser
 -- State machines
 ----------------------------------------------------------------------------
 
+-- Definitions as they were given.
+CREATE TABLE idempotency.machines (
+  name       text COLLATE "C" PRIMARY KEY CHECK (octet_length(name) BETWEEN 1 AND 256),
+  definition jsonb NOT NULL,
+  cyclic     boolean NOT NULL
+);
+COMMENT ON TABLE idempotency.machines IS 'internal: one row per state machine';
+GRANT SELECT, INSERT ON idempotency.machines TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.machines', '');
+
+CREATE FUNCTION idempotency.machines_changed() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_machines_changed';
+COMMENT ON FUNCTION idempotency.machines_changed() IS 'internal: tells every session that a machine has changed';
+
+-- ALWAYS: a restore or a subscription may run as a replica.
+CREATE TRIGGER machines_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.machines
+  FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed();
+CREATE TRIGGER machines_truncated AFTER TRUNCATE ON idempotency.machines
+  FOR EACH STATEMENT EXECUTE FUNCTION idempotency.machines_changed();
+ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER machines_changed;
+ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER machines_truncated;
+
+CREATE SEQUENCE idempotency.transition_log_id_seq;
+CREATE TABLE idempotency.transition_log (
+  id         bigint PRIMARY KEY DEFAULT pg_catalog.nextval('idempotency.transition_log_id_seq'),
+  table_name text NOT NULL,
+  row_id     jsonb NOT NULL,
+  machine    text COLLATE "C" NOT NULL,
+  event      text,
+  from_state text NOT NULL,
+  to_state   text NOT NULL,
+  changed_at timestamptz NOT NULL,
+  changed_by text NOT NULL
+);
+ALTER SEQUENCE idempotency.transition_log_id_seq OWNED BY idempotency.transition_log.id;
+COMMENT ON SEQUENCE idempotency.transition_log_id_seq IS 'internal: numbers the history';
+COMMENT ON TABLE idempotency.transition_log IS 'the moves in tables whose machine is attached with history; read by whom grant_admin lets';
+COMMENT ON COLUMN idempotency.transition_log.table_name IS 'qualified and quoted, as it was when the row moved';
+COMMENT ON COLUMN idempotency.transition_log.row_id IS 'primary key: its value, or for several columns an object';
+COMMENT ON COLUMN idempotency.transition_log.event IS 'that fire() asked for; NULL: the row was moved in another way';
+COMMENT ON COLUMN idempotency.transition_log.changed_at IS 'by the clock, not the start of the transaction';
+COMMENT ON COLUMN idempotency.transition_log.changed_by IS 'the role that ran the UPDATE';
+GRANT SELECT, INSERT ON idempotency.transition_log TO @extowner@;
+GRANT SELECT, UPDATE ON SEQUENCE idempotency.transition_log_id_seq TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.transition_log', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency.transition_log_id_seq', '');
+
+CREATE TYPE idempotency.transition_result AS (
+  outcome    text,
+  applied    boolean,
+  from_state text,
+  state      text
+);
+COMMENT ON TYPE idempotency.transition_result IS 'outcome: applied, already, conflict, not_found, not_permitted or suppressed; applied: this call moved the row; from_state: the state it left, if applied; state: the row''s state now, NULL if not_found';
+
+CREATE FUNCTION idempotency.define_machine(
+  name       text,
+  definition jsonb,
+  cyclic     boolean DEFAULT false
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_define_machine';
+COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'defines a state machine or replaces it, seen by every session at once; definition: {"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}; cyclic: rows may come back to a state; errors: 22004, 22023';
+
+CREATE FUNCTION idempotency.drop_machine(name text) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_drop_machine';
+COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'forgets a state machine; errors: IK007 unknown, 2BP01 still attached, 22004, 22023';
+
+CREATE FUNCTION idempotency.guard_state() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_state';
+COMMENT ON FUNCTION idempotency.guard_state() IS 'trigger that attach_machine() puts on a table: refuses moves that are not on the graph, and writes the history; errors: IK003, IK005, IK007';
+
+CREATE FUNCTION idempotency.attach_machine(
+  rel          regclass,
+  state_column name,
+  machine      text,
+  history      boolean DEFAULT false
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_machine';
+COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of a table that you own on the machine''s graph, whoever writes it; history: moves are recorded in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 42501, 42703, 42710, 42P10';
+
+CREATE FUNCTION idempotency.detach_machine(
+  rel          regclass,
+  state_column name
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_machine';
+COMMENT ON FUNCTION idempotency.detach_machine(regclass, name) IS 'takes the machine off the column again; errors: IK007 none is attached, 22004, 42501, 42703';
+
+CREATE FUNCTION idempotency.transition(
+  rel          regclass,
+  id           text,
+  from_state   text,
+  to_state     text,
+  changes      jsonb DEFAULT NULL,
+  state_column name  DEFAULT NULL
+) RETURNS idempotency.transition_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_transition';
+COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row along an edge if it is in from_state, NULL is any state with an edge to to_state; id: the primary key, for several columns an object; changes: further columns to set; state_column: needed if several machines are attached; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702, 42703, 42P10';
+
+CREATE FUNCTION idempotency.transition(
+  rel          regclass,
+  id           anyelement,
+  from_state   text,
+  to_state     text,
+  changes      jsonb DEFAULT NULL,
+  state_column name  DEFAULT NULL
+) RETURNS idempotency.transition_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_transition';
+COMMENT ON FUNCTION idempotency.transition(regclass, anyelement, text, text, jsonb, name) IS 'the same for an id of any type';
+
+CREATE FUNCTION idempotency.fire(
+  rel          regclass,
+  id           text,
+  event        text,
+  changes      jsonb DEFAULT NULL,
+  state_column name  DEFAULT NULL
+) RETURNS idempotency.transition_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_fire';
+COMMENT ON FUNCTION idempotency.fire(regclass, text, text, jsonb, name) IS 'moves a row along the edge that the event names in its state; the rest as transition()';
+
+CREATE FUNCTION idempotency.fire(
+  rel          regclass,
+  id           anyelement,
+  event        text,
+  changes      jsonb DEFAULT NULL,
+  state_column name  DEFAULT NULL
+) RETURNS idempotency.transition_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_fire';
+COMMENT ON FUNCTION idempotency.fire(regclass, anyelement, text, jsonb, name) IS 'the same for an id of any type';
+
+CREATE FUNCTION idempotency.machine_diagram(name text) RETURNS text
+LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_machine_diagram';
+COMMENT ON FUNCTION idempotency.machine_diagram(text) IS 'the machine as a Mermaid state diagram; errors: IK007 unknown, 22004, 22023';
+
+CREATE FUNCTION idempotency.off_graph(rel regclass)
+RETURNS TABLE (id jsonb, state text, reason text)
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_off_graph';
+COMMENT ON FUNCTION idempotency.off_graph(regclass) IS 'the rows whose state no machine attached to the table knows, read with the caller''s rights; errors: IK007 none is attached, 22004, 42501, 42P10';
+
 ----------------------------------------------------------------------------
 -- Versions
 ----------------------------------------------------------------------------
+
+CREATE TYPE idempotency.update_result AS (
+  outcome text,
+  applied boolean,
+  version bigint
+);
+COMMENT ON TYPE idempotency.update_result IS 'outcome: applied, conflict, not_found, not_permitted or suppressed; applied: this call updated the row; version: the row''s version now, NULL if not_found';
+
+CREATE FUNCTION idempotency.guard_version() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_version';
+COMMENT ON FUNCTION idempotency.guard_version() IS 'trigger that attach_version() puts on a table: counts the updates of each row; errors: IK004, 22003';
+
+CREATE FUNCTION idempotency.attach_version(
+  rel            regclass,
+  version_column name
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_version';
+COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; errors: 0A000, 22004, 42501, 42703, 42710, 42804, 42P16';
+
+CREATE FUNCTION idempotency.detach_version(
+  rel            regclass,
+  version_column name
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_version';
+COMMENT ON FUNCTION idempotency.detach_version(regclass, name) IS 'stops counting; errors: IK007 it is no version column, 22004, 42501, 42703';
+
+CREATE FUNCTION idempotency.update_if(
+  rel     regclass,
+  id      text,
+  version bigint,
+  changes jsonb
+) RETURNS idempotency.update_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_update_if';
+COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: the primary key, for several columns an object; changes: columns to set, NULL or {} none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 40001, 42703, 42P10';
+
+CREATE FUNCTION idempotency.update_if(
+  rel     regclass,
+  id      anyelement,
+  version bigint,
+  changes jsonb
+) RETURNS idempotency.update_result
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_update_if';
+COMMENT ON FUNCTION idempotency.update_if(regclass, anyelement, bigint, jsonb) IS 'the same for an id of any type';
 
 ----------------------------------------------------------------------------
 -- One-time tokens
@@ -596,11 +777,15 @@ AS $$
         'acquire_lock', 'renew_lock', 'release_lock',
         'emit', 'take', 'ack', 'nack',
         'issue_token', 'consume_token', 'check_token', 'revoke_token',
-        'revoke_tokens'
+        'revoke_tokens',
+        'attach_machine', 'detach_machine', 'guard_state', 'transition',
+        'fire', 'machine_diagram',
+        'attach_version', 'detach_version', 'guard_version', 'update_if'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer',
-        'leased_keys', 'outbox_events', 'key_counts', 'rotate_token_key'
+        'leased_keys', 'outbox_events', 'key_counts', 'rotate_token_key',
+        'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
     END)
 $$;
@@ -651,7 +836,7 @@ BEGIN
   FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
   END LOOP;
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
     EXECUTE format('GRANT SELECT ON %s TO %I', v, role);
   END LOOP;
 END
@@ -669,7 +854,7 @@ BEGIN
   FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
     EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %I', f, role);
   END LOOP;
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
     EXECUTE format('REVOKE SELECT ON %s FROM %I', v, role);
   END LOOP;
 END
@@ -684,7 +869,7 @@ DO $$
 DECLARE
   v regclass;
 BEGIN
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'v' LOOP
+  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
     EXECUTE format('GRANT SELECT ON %s TO %s WITH GRANT OPTION', v, $role$@extowner@$role$);
   END LOOP;
 END

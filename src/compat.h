@@ -80,6 +80,10 @@ typedef bool TU_UpdateIndexes;
 #if PG_VERSION_NUM < 160000
 #define object_aclcheck(classid, objectid, roleid, mode) \
 	pg_proc_aclcheck(objectid, roleid, mode)
+
+/* and about the ownership of relations only */
+#define object_ownercheck(classid, objectid, roleid) \
+	pg_class_ownercheck(objectid, roleid)
 #endif
 
 #endif							/* IDEMPOTENCY_COMPAT_H */

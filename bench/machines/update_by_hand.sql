@@ -1,0 +1,3 @@
+\set id random(1, :rows)
+UPDATE guarded_order SET status = 'PAID' WHERE id = :id AND status = 'CREATED' RETURNING status;
+UPDATE guarded_order SET status = 'CREATED' WHERE id = :id AND status = 'PAID' RETURNING status;

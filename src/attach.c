@@ -1,0 +1,587 @@
+/*-------------------------------------------------------------------------
+ *
+ * attach.c
+ *		attach_machine, detach_machine, off_graph; triggers put on and off.
+ *
+ * What is attached stands nowhere but in the table's triggers: so a table that
+ * is dropped, renamed, dumped or restored takes everything with it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/genam.h"
+#include "access/relation.h"
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/partition.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "machine.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "rewrite/prs2lock.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+
+PG_FUNCTION_INFO_V1(idempotency_attach_machine);
+PG_FUNCTION_INFO_V1(idempotency_detach_machine);
+PG_FUNCTION_INFO_V1(idempotency_off_graph);
+
+static void check_state_column(Relation rel, AttrNumber column);
+static void check_rows(Relation rel, AttrNumber column, const char *machine);
+static void warn_if_referenced(Relation rel, AttrNumber column);
+static void keep_table_triggers(Relation rel);
+static void keep_trigger(Relation rel, bool wanted, const char *name,
+						 const char *events, int16 type);
+static char *free_trigger_name(Relation rel, const char *name);
+static Datum state_names(const Machine *machine);
+static SPIPlanPtr prepare(const char *query, int nargs, Oid * types);
+static char *quoted_column(Relation rel, AttrNumber column);
+static void refuse(const char *message, const char *hint) pg_attribute_noreturn();
+
+/*
+ * attach_machine(rel, state_column, machine, history): guard a table that the
+ * caller owns.  Nothing may be NULL.  Errors: 0A000 and 42P10 for a table or a
+ * column that cannot be guarded, 42710 attached already, IK003 rows that are
+ * off the graph, IK007 no such machine.
+ */
+Datum
+idempotency_attach_machine(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = idempotency_open_owned(fcinfo, &column);
+	Relation	machines;
+	char	   *machine;
+	bool		history;
+	char	   *call;
+
+	if (PG_ARGISNULL(2) || PG_ARGISNULL(3))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("machine and history must not be null")));
+	machine = text_to_cstring(PG_GETARG_TEXT_PP(2));
+
+	/* Until we commit: keeps drop_machine() out, or waits for it. */
+	machines = table_open(idempotency_own_relation("machines"), RowShareLock);
+	AcceptInvalidationMessages();
+	idempotency_find_machine(machine);
+	table_close(machines, NoLock);
+
+	idempotency_check_attachable(rel, column);
+	check_state_column(rel, column);
+	if (idempotency_find_trigger(rel, "guard_state", column, 0) != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("a machine is already attached to column \"%s\" of table \"%s\"",
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel)),
+				 errhint("Call idempotency.detach_machine() first.")));
+	check_rows(rel, column, machine);
+	warn_if_referenced(rel, column);
+
+	history = PG_GETARG_BOOL(3);
+	call = psprintf("idempotency.guard_state(%s, %s)",
+					quote_literal_cstr(machine),
+					history ? "'history'" : "'no history'");
+	idempotency_create_trigger(rel, history ? "IK_guard" : "zz_IK_guard",
+							   history ? "AFTER UPDATE" : "BEFORE UPDATE",
+							   column, call);
+	keep_table_triggers(rel);
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/*
+ * detach_machine(rel, state_column): take the guard off.  IK007 if there is
+ * none.
+ */
+Datum
+idempotency_detach_machine(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = idempotency_open_owned(fcinfo, &column);
+
+	const		Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
+															column, 0);
+
+	if (trigger == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("no machine is attached to column \"%s\" of table \"%s\"",
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel))));
+	idempotency_drop_trigger(rel, trigger);
+	keep_table_triggers(rel);
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/*
+ * off_graph(rel): the rows whose state no attached machine knows, read as the
+ * caller.  rel must not be NULL; IK007 if no machine is attached.
+ */
+Datum
+idempotency_off_graph(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	Relation	rel;
+	const TableInfo *table;
+	StringInfoData id;
+	int			nest;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("table must not be null")));
+	InitMaterializedSRF(fcinfo, 0);
+	rel = table_open(PG_GETARG_OID(0), AccessShareLock);
+	AcceptInvalidationMessages();
+	table = idempotency_table_info(rel);
+	if (table->nguards == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("no machine is attached to table \"%s\"",
+						RelationGetRelationName(rel))));
+	if (table->nkeys == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
+				 errmsg("table \"%s\" has no primary key",
+						RelationGetRelationName(rel))));
+
+	initStringInfo(&id);
+	for (int i = 0; i < table->nkeys; i++)
+	{
+		AttrNumber	column = table->keys[i].column;
+
+		if (table->nkeys > 1)
+			appendStringInfo(&id, "%s%s, ", i > 0 ? ", " : "",
+							 quote_literal_cstr(get_attname(RelationGetRelid(rel), column, false)));
+		appendStringInfoString(&id, quoted_column(rel, column));
+	}
+
+	/* An audit that leaves rows out unasked would be none: fail instead. */
+	nest = NewGUCNestLevel();
+	(void) set_config_option("row_security", "off", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	SPI_connect();
+	for (int i = 0; i < table->nguards; i++)
+	{
+		const Guard *guard = &table->guards[i];
+		char	   *state = quoted_column(rel, guard->column);
+		Oid			types[2] = {TEXTARRAYOID, TEXTOID};
+		Datum		values[2];
+		SPIPlanPtr	plan;
+		Portal		portal;
+
+		values[0] = state_names(idempotency_find_machine(guard->machine));
+		values[1] = CStringGetTextDatum(psprintf("not a state of machine \"%s\"",
+												 guard->machine));
+		plan = prepare(psprintf("SELECT pg_catalog.%s(%s), t.%s::pg_catalog.text,"
+								" CASE WHEN t.%s IS NULL THEN 'null state' ELSE $2 END"
+								" FROM %s AS t"
+								" WHERE t.%s IS NULL OR t.%s::pg_catalog.text OPERATOR(pg_catalog.<>) ALL ($1)",
+								table->nkeys > 1 ? "jsonb_build_object" : "to_jsonb",
+								id.data, state, state,
+								idempotency_quoted_name(rel), state, state),
+					   2, types);
+		portal = SPI_cursor_open(NULL, plan, values, NULL, true);
+		for (;;)
+		{
+			SPI_cursor_fetch(portal, true, 1000);
+			if (SPI_processed == 0)
+				break;
+			for (uint64 row = 0; row < SPI_processed; row++)
+			{
+				Datum		columns[3];
+				bool		nulls[3];
+
+				for (int c = 0; c < 3; c++)
+					columns[c] = SPI_getbinval(SPI_tuptable->vals[row],
+											   SPI_tuptable->tupdesc, c + 1,
+											   &nulls[c]);
+				tuplestore_putvalues(result->setResult, result->setDesc,
+									 columns, nulls);
+			}
+			SPI_freetuptable(SPI_tuptable);
+		}
+		SPI_cursor_close(portal);
+	}
+	SPI_finish();
+	AtEOXact_GUC(true, nest);
+	table_close(rel, NoLock);
+	return (Datum) 0;
+}
+
+/*
+ * The table in the first argument, which the caller must own, and the number
+ * of the column in the second.  Locked, with its partitions, as CREATE TRIGGER
+ * does: no writer is under way, and none begins before we commit.
+ */
+Relation
+idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber * column)
+{
+	Oid			relid;
+	Relation	rel;
+
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("table and column must not be null")));
+	relid = PG_GETARG_OID(0);
+	if (get_rel_relkind(relid) == '\0')
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", relid)));
+	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER,
+					   get_relkind_objtype(get_rel_relkind(relid)),
+					   get_rel_name(relid));
+
+	rel = relation_open(relid, ShareRowExclusiveLock);
+	if (rel->rd_rel->relkind != RELKIND_RELATION &&
+		rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("\"%s\" is not a table", RelationGetRelationName(rel))));
+	(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
+
+	*column = get_attnum(relid, NameStr(*PG_GETARG_NAME(1)));
+	if (*column <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("column \"%s\" of table \"%s\" does not exist",
+						NameStr(*PG_GETARG_NAME(1)),
+						RelationGetRelationName(rel))));
+	return rel;
+}
+
+/*
+ * Refuse what a guarded update, or the trigger behind it, could not keep its
+ * promise on; 0A000.
+ */
+void
+idempotency_check_attachable(Relation rel, AttrNumber column)
+{
+	Oid			relid = RelationGetRelid(rel);
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+	Bitmapset  *columns = bms_make_singleton(column - FirstLowInvalidHeapAttributeNumber);
+	List	   *children;
+	ListCell   *lc;
+
+	if (rel->rd_rel->relispartition)
+		refuse(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
+			   psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
+						get_rel_name(llast_oid(get_partition_ancestors(relid)))));
+	if (rel->rd_rel->relkind == RELKIND_RELATION &&
+		(has_subclass(relid) || has_superclass(relid)))
+		refuse(psprintf("table \"%s\" has inheritance parents or children",
+						RelationGetRelationName(rel)),
+			   "Use a partitioned table.");
+	for (int i = 0; rel->rd_rules != NULL && i < rel->rd_rules->numLocks; i++)
+		if (rel->rd_rules->rules[i]->event == CMD_UPDATE)
+			refuse(psprintf("table \"%s\" has a rule on UPDATE",
+							RelationGetRelationName(rel)),
+				   "Drop the rule, or use a trigger in its place.");
+	if (attr->attgenerated || attr->attidentity)
+		refuse(psprintf("column \"%s\" is generated", NameStr(attr->attname)),
+			   "Use a column that an UPDATE can set.");
+
+	children = find_all_inheritors(relid, NoLock, NULL);
+	foreach(lc, children)
+	{
+		Relation	part = table_open(lfirst_oid(lc), NoLock);
+		AttrNumber	here = get_attnum(RelationGetRelid(part),
+									  NameStr(attr->attname));
+
+		columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
+		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
+			refuse(psprintf("partition \"%s\" is a foreign table",
+							RelationGetRelationName(part)), NULL);
+		if (part->rd_rel->relkind == RELKIND_PARTITIONED_TABLE &&
+			has_partition_attrs(part, columns, NULL))
+			refuse(psprintf("column \"%s\" is in the partition key of table \"%s\"",
+							NameStr(attr->attname),
+							RelationGetRelationName(part)), NULL);
+		table_close(part, NoLock);
+	}
+}
+
+/*
+ * A trigger that calls our function, or NULL: with that column as its list, or
+ * without a list if column is 0; of that tgtype, or of any if type is 0.
+ */
+const		Trigger *
+idempotency_find_trigger(Relation rel, const char *function, AttrNumber column,
+						 int16 type)
+{
+	Oid			oid = idempotency_trigger_function(function);
+
+	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
+	{
+		const		Trigger *trigger = &rel->trigdesc->triggers[i];
+
+		if (trigger->tgfoid == oid &&
+			(type == 0 || trigger->tgtype == type) &&
+			(column == InvalidAttrNumber ? trigger->tgnattr == 0 :
+			 trigger->tgnattr == 1 && trigger->tgattr[0] == column))
+			return trigger;
+	}
+	return NULL;
+}
+
+/* Create a trigger as the caller; column 0: without a column list. */
+void
+idempotency_create_trigger(Relation rel, const char *name, const char *events,
+						   AttrNumber column, const char *call)
+{
+	StringInfoData command;
+
+	initStringInfo(&command);
+	appendStringInfo(&command, "CREATE TRIGGER %s %s ",
+					 quote_identifier(free_trigger_name(rel, name)), events);
+	if (column != InvalidAttrNumber)
+		appendStringInfo(&command, "OF %s ", quoted_column(rel, column));
+	appendStringInfo(&command, "ON %s FOR EACH ROW EXECUTE FUNCTION %s",
+					 idempotency_quoted_name(rel), call);
+
+	SPI_connect();
+	if (SPI_execute(command.data, false, 0) != SPI_OK_UTILITY)
+		elog(ERROR, "could not create trigger: %s", command.data);
+	SPI_finish();
+}
+
+/* Drop a trigger as the caller. */
+void
+idempotency_drop_trigger(Relation rel, const Trigger * trigger)
+{
+	char	   *command = psprintf("DROP TRIGGER %s ON %s",
+								   quote_identifier(trigger->tgname),
+								   idempotency_quoted_name(rel));
+
+	SPI_connect();
+	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
+		elog(ERROR, "could not drop trigger: %s", command);
+	SPI_finish();
+}
+
+/* The name for use in a command, whatever the search_path. */
+char	   *
+idempotency_quoted_name(Relation rel)
+{
+	return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
+									  RelationGetRelationName(rel));
+}
+
+/* A type that holds states, comparing bytes; and a primary key on the table. */
+static void
+check_state_column(Relation rel, AttrNumber column)
+{
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+	List	   *indexes = RelationGetIndexList(rel);
+	bool		has_key = false;
+	ListCell   *lc;
+	Oid			base;
+
+	if (idempotency_state_kind(attr->atttypid, &base) == STATE_UNSUPPORTED)
+		refuse(psprintf("column \"%s\" is of type %s", NameStr(attr->attname),
+						format_type_be(attr->atttypid)),
+			   "A state column is of type text, varchar or char(n), an enum, or a domain over these.");
+	if (OidIsValid(attr->attcollation) &&
+		!get_collation_isdeterministic(attr->attcollation))
+		refuse(psprintf("column \"%s\" has a nondeterministic collation",
+						NameStr(attr->attname)),
+			   "States that differ must not compare equal.");
+
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+
+		has_key = has_key || (index->rd_index->indisprimary &&
+							  index->rd_rel->relam == BTREE_AM_OID);
+		index_close(index, AccessShareLock);
+	}
+	if (!has_key)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
+				 errmsg("table \"%s\" has no primary key",
+						RelationGetRelationName(rel)),
+				 errhint("Add a primary key: rows are told apart by it.")));
+}
+
+/*
+ * Refuse rows in a state that the machine does not know.  All committed rows
+ * count, whatever the caller's snapshot, and whatever row security hides.
+ */
+static void
+check_rows(Relation rel, AttrNumber column, const char *machine)
+{
+	char	   *state = quoted_column(rel, column);
+	Oid			types[1] = {TEXTARRAYOID};
+	Datum		values[1] = {state_names(idempotency_find_machine(machine))};
+	int			nest = NewGUCNestLevel();
+	SPIPlanPtr	plan;
+	bool		isnull;
+	int64		count;
+
+	(void) set_config_option("row_security", "off", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	SPI_connect();
+	plan = prepare(psprintf("SELECT pg_catalog.count(*), pg_catalog.min(t.%s::pg_catalog.text)"
+							" FROM %s AS t"
+							" WHERE t.%s IS NULL OR t.%s::pg_catalog.text OPERATOR(pg_catalog.<>) ALL ($1)",
+							state, idempotency_quoted_name(rel), state, state),
+				   1, types);
+	if (SPI_execute_snapshot(plan, values, NULL, GetLatestSnapshot(),
+							 InvalidSnapshot, true, false, 0) != SPI_OK_SELECT ||
+		SPI_processed != 1)
+		elog(ERROR, "could not count the rows of table \"%s\"",
+			 RelationGetRelationName(rel));
+	count = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
+										SPI_tuptable->tupdesc, 1, &isnull));
+	if (count > 0)
+	{
+		char	   *example = SPI_getvalue(SPI_tuptable->vals[0],
+										   SPI_tuptable->tupdesc, 2);
+
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg_plural("%lld row of table \"%s\" is off the graph of machine \"%s\"",
+							   "%lld rows of table \"%s\" are off the graph of machine \"%s\"",
+							   (unsigned long) count, (long long) count,
+							   RelationGetRelationName(rel), machine),
+				 example != NULL ?
+				 errdetail("One of them is in state \"%s\".", example) :
+				 errdetail("The state is null."),
+				 errhint("Correct the rows, or add their states to the machine.")));
+	}
+	SPI_finish();
+	AtEOXact_GUC(true, nest);
+}
+
+/* A foreign key check locks what it refers to, and so holds up each move. */
+static void
+warn_if_referenced(Relation rel, AttrNumber column)
+{
+	Bitmapset  *keys = RelationGetIndexAttrBitmap(rel, INDEX_ATTR_BITMAP_KEY);
+
+	if (bms_is_member(column - FirstLowInvalidHeapAttributeNumber, keys))
+		ereport(WARNING,
+				(errmsg("column \"%s\" of table \"%s\" is in a unique index",
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel)),
+				 errdetail("Each move waits for transactions that insert rows with a foreign key to this table.")));
+	bms_free(keys);
+}
+
+/* Have the triggers that serve all machines of a table, as long as needed. */
+static void
+keep_table_triggers(Relation rel)
+{
+	const TableInfo *table = idempotency_table_info(rel);
+	bool		partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
+	bool		before = false;
+	bool		after = false;
+
+	for (int i = 0; i < table->nguards; i++)
+	{
+		before = before || !table->guards[i].history;
+		after = after || table->guards[i].history;
+	}
+	keep_trigger(rel, table->nguards > 0, "IK_guard_insert",
+				 partitioned ? "AFTER INSERT OR DELETE" : "AFTER INSERT",
+				 partitioned ? TRIGGER_TYPE_ROW | TRIGGER_TYPE_INSERT | TRIGGER_TYPE_DELETE :
+				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_INSERT);
+	keep_trigger(rel, before, "zz_IK_guard_update", "BEFORE UPDATE",
+				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE);
+	keep_trigger(rel, after, "IK_guard_update", "AFTER UPDATE",
+				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_UPDATE);
+}
+
+/* Create it or drop it, unless it is as wanted already. */
+static void
+keep_trigger(Relation rel, bool wanted, const char *name, const char *events,
+			 int16 type)
+{
+	const		Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
+															InvalidAttrNumber, type);
+
+	if (wanted && trigger == NULL)
+		idempotency_create_trigger(rel, name, events, InvalidAttrNumber,
+								   "idempotency.guard_state()");
+	else if (!wanted && trigger != NULL)
+		idempotency_drop_trigger(rel, trigger);
+}
+
+/* The name, or one with a number after it if the table has that already. */
+static char *
+free_trigger_name(Relation rel, const char *name)
+{
+	char	   *candidate = pstrdup(name);
+
+	for (int n = 2;; n++)
+	{
+		bool		taken = false;
+
+		for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
+			if (strcmp(rel->trigdesc->triggers[i].tgname, candidate) == 0)
+				taken = true;
+		if (!taken)
+			return candidate;
+		candidate = psprintf("%s_%d", name, n);
+	}
+}
+
+/* The machine's states as an array of text. */
+static Datum
+state_names(const Machine *machine)
+{
+	Datum	   *names = palloc(machine->nstates * sizeof(Datum));
+
+	for (int i = 0; i < machine->nstates; i++)
+		names[i] = PointerGetDatum(cstring_to_text_with_len(machine->states[i].name.data,
+															machine->states[i].name.len));
+	return PointerGetDatum(construct_array(names, machine->nstates, TEXTOID,
+										   -1, false, TYPALIGN_INT));
+}
+
+static SPIPlanPtr
+prepare(const char *query, int nargs, Oid * types)
+{
+	SPIPlanPtr	plan = SPI_prepare(query, nargs, types);
+
+	if (plan == NULL)
+		elog(ERROR, "SPI_prepare failed: %s: %s",
+			 SPI_result_code_string(SPI_result), query);
+	return plan;
+}
+
+static char *
+quoted_column(Relation rel, AttrNumber column)
+{
+	return pstrdup(quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(rel),
+														  column - 1)->attname)));
+}
+
+/* hint may be NULL */
+static void
+refuse(const char *message, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("%s", message),
+			 hint ? errhint("%s", hint) : 0));
+}

@@ -1,0 +1,303 @@
+/*-------------------------------------------------------------------------
+ *
+ * table_info.c
+ *		What machines and versions need to know about a table.
+ *
+ * Read from the relation's triggers, columns and primary key, and cached by
+ * relation.  The name of a state column stands nowhere but in a trigger's
+ * UPDATE OF list, the one part of a trigger that follows a rename, a dump and a
+ * new partition, and costs an UPDATE nothing.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/genam.h"
+#include "access/nbtree.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "machine.h"
+#include "nodes/makefuncs.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/syscache.h"
+
+/* the cache: from a relation to what was read */
+typedef struct CachedTable
+{
+	Oid			relid;
+	bool		valid;
+	MemoryContext context;		/* holds info */
+	TableInfo  *info;			/* NULL: none, or reading it failed */
+} CachedTable;
+
+static HTAB * tables = NULL;
+
+static TableInfo *read_table(Relation rel);
+static void read_triggers(Relation rel, TableInfo *info);
+static void read_primary_key(Relation rel, TableInfo *info);
+static void prepare_row_id(Relation rel, TableInfo *info);
+static void forget_table(Datum arg, Oid relid);
+
+/*
+ * What we know about an open, locked relation.  Good until the end of the
+ * transaction.
+ */
+const TableInfo *
+idempotency_table_info(Relation rel)
+{
+	Oid			relid = RelationGetRelid(rel);
+	CachedTable *entry;
+	MemoryContext context;
+	MemoryContext old;
+	TableInfo  *info;
+	bool		found;
+
+	if (tables == NULL)
+	{
+		HASHCTL		ctl = {.keysize = sizeof(Oid),.entrysize = sizeof(CachedTable)};
+
+		tables = hash_create("idempotency tables", 16, &ctl,
+							 HASH_ELEM | HASH_BLOBS);
+		CacheRegisterRelcacheCallback(forget_table, (Datum) 0);
+	}
+
+	entry = hash_search(tables, &relid, HASH_ENTER, &found);
+	if (!found)
+	{
+		entry->context = NULL;
+		entry->info = NULL;
+	}
+	else if (entry->valid && entry->info != NULL)
+		return entry->info;
+
+	/* Callers up the stack may still hold the old copy. */
+	if (entry->context != NULL)
+		MemoryContextSetParent(entry->context, TopTransactionContext);
+	entry->context = NULL;
+	entry->info = NULL;
+
+	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency table",
+									ALLOCSET_SMALL_SIZES);
+	/* An invalidation that comes while we read must not be lost. */
+	entry->valid = true;
+	old = MemoryContextSwitchTo(context);
+	info = read_table(rel);
+	MemoryContextSwitchTo(old);
+
+	MemoryContextSetParent(context, CacheMemoryContext);
+	entry->context = context;
+	entry->info = info;
+	return info;
+}
+
+/* The machine attached to a column, or NULL. */
+const Guard *
+idempotency_guard_of(const TableInfo *table, AttrNumber column)
+{
+	for (int i = 0; i < table->nguards; i++)
+		if (table->guards[i].column == column)
+			return &table->guards[i];
+	return NULL;
+}
+
+/*
+ * The OID of one of our trigger functions.  Not by name resolution: whoever
+ * writes to a guarded table needs no right on our schema.
+ */
+Oid
+idempotency_trigger_function(const char *name)
+{
+	oidvector  *no_arguments = buildoidvector(NULL, 0);
+	Oid			function = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid,
+										   CStringGetDatum(name),
+										   PointerGetDatum(no_arguments),
+										   ObjectIdGetDatum(get_namespace_oid("idempotency", false)));
+
+	if (!OidIsValid(function))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function idempotency.%s() does not exist", name)));
+	return function;
+}
+
+/* How values of a type hold a state; *base is the type below any domain. */
+StateKind
+idempotency_state_kind(Oid type, Oid * base)
+{
+	*base = getBaseType(type);
+	if (*base == TEXTOID || *base == VARCHAROID)
+		return STATE_TEXT;
+	if (*base == BPCHAROID)
+		return STATE_BPCHAR;
+	if (type_is_enum(*base))
+		return STATE_ENUM;
+	return STATE_UNSUPPORTED;
+}
+
+/* A stored state as a name; it may point into the value. */
+NameRef
+idempotency_state_name(StateKind kind, Datum state)
+{
+	NameRef		name;
+
+	if (kind == STATE_ENUM)
+	{
+		name.data = DatumGetCString(DirectFunctionCall1(enum_out, state));
+		name.len = strlen(name.data);
+	}
+	else
+	{
+		struct varlena *value = PG_DETOAST_DATUM_PACKED(state);
+
+		name.data = VARDATA_ANY(value);
+		name.len = VARSIZE_ANY_EXHDR(value);
+		if (kind == STATE_BPCHAR)
+			name.len = bpchartruelen(VARDATA_ANY(value), name.len);
+	}
+	return name;
+}
+
+/* A name as a value of the column's type; 22P02 if an enum has no such label. */
+Datum
+idempotency_state_datum(const Guard *guard, NameRef name)
+{
+	if (guard->kind == STATE_ENUM)
+		return DirectFunctionCall2(enum_in,
+								   CStringGetDatum(pnstrdup(name.data, name.len)),
+								   ObjectIdGetDatum(guard->type));
+	return PointerGetDatum(cstring_to_text_with_len(name.data, name.len));
+}
+
+static TableInfo *
+read_table(Relation rel)
+{
+	TableInfo  *info = palloc0(sizeof(TableInfo));
+
+	if (rel->trigdesc != NULL)
+		read_triggers(rel, info);
+	if (info->nguards > 0 || info->version != 0)
+		read_primary_key(rel, info);
+	if (info->nkeys > 0)
+		prepare_row_id(rel, info);
+	return info;
+}
+
+/* The attached machines and the version column. */
+static void
+read_triggers(Relation rel, TableInfo *info)
+{
+	Oid			guard_state = idempotency_trigger_function("guard_state");
+	Oid			guard_version = idempotency_trigger_function("guard_version");
+
+	info->guards = palloc(rel->trigdesc->numtriggers * sizeof(Guard));
+	for (int i = 0; i < rel->trigdesc->numtriggers; i++)
+	{
+		Trigger    *trigger = &rel->trigdesc->triggers[i];
+		Guard	   *guard = &info->guards[info->nguards];
+
+		if (trigger->tgnattr != 1)
+			continue;
+		if (trigger->tgfoid == guard_version)
+			info->version = trigger->tgattr[0];
+		if (trigger->tgfoid != guard_state || trigger->tgnargs != 2)
+			continue;
+		guard->column = trigger->tgattr[0];
+		guard->kind = idempotency_state_kind(TupleDescAttr(RelationGetDescr(rel),
+														   guard->column - 1)->atttypid,
+											 &guard->type);
+		guard->machine = pstrdup(trigger->tgargs[0]);
+		guard->history = strcmp(trigger->tgargs[1], "history") == 0;
+		if (guard->kind != STATE_UNSUPPORTED)
+			info->nguards++;
+	}
+}
+
+/* The primary key's columns, and the operator by which its index compares. */
+static void
+read_primary_key(Relation rel, TableInfo *info)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	ListCell   *lc;
+
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+
+		if (index->rd_index->indisprimary &&
+			index->rd_rel->relam == BTREE_AM_OID)
+		{
+			info->nkeys = index->rd_index->indnkeyatts;
+			info->keys = palloc0(info->nkeys * sizeof(KeyColumn));
+			for (int i = 0; i < info->nkeys; i++)
+			{
+				KeyColumn  *key = &info->keys[i];
+				Oid			input;
+
+				key->column = index->rd_index->indkey.values[i];
+				key->type = getBaseType(TupleDescAttr(RelationGetDescr(rel),
+													  key->column - 1)->atttypid);
+				key->equality = get_opfamily_member(index->rd_opfamily[i],
+													index->rd_opcintype[i],
+													index->rd_opcintype[i],
+													BTEqualStrategyNumber);
+				if (!OidIsValid(key->equality))
+					elog(ERROR, "missing operator %d(%u,%u) in opfamily %u",
+						 BTEqualStrategyNumber, index->rd_opcintype[i],
+						 index->rd_opcintype[i], index->rd_opfamily[i]);
+				getTypeInputInfo(key->type, &input, &key->ioparam);
+				fmgr_info_cxt(input, &key->input, CurrentMemoryContext);
+			}
+		}
+		index_close(index, AccessShareLock);
+	}
+	list_free(indexes);
+}
+
+/*
+ * A row's key as jsonb: the value itself, or for several columns an object.
+ * The functions learn the types of their arguments from an expression.
+ */
+static void
+prepare_row_id(Relation rel, TableInfo *info)
+{
+	Oid			function = info->nkeys == 1 ? F_TO_JSONB : F_JSONB_BUILD_OBJECT_ANY;
+	List	   *args = NIL;
+
+	for (int i = 0; i < info->nkeys; i++)
+	{
+		if (info->nkeys > 1)
+			args = lappend(args, makeNullConst(TEXTOID, -1, InvalidOid));
+		args = lappend(args, makeNullConst(info->keys[i].type, -1, InvalidOid));
+	}
+	fmgr_info_cxt(function, &info->row_id, CurrentMemoryContext);
+	info->row_id.fn_expr = (Node *) makeFuncExpr(function, JSONBOID, args,
+												 InvalidOid, InvalidOid,
+												 COERCE_EXPLICIT_CALL);
+}
+
+/* Relcache callback: marks, and neither frees nor looks anything up. */
+static void
+forget_table(Datum arg, Oid relid)
+{
+	HASH_SEQ_STATUS status;
+	CachedTable *entry;
+
+	if (OidIsValid(relid))
+	{
+		entry = hash_search(tables, &relid, HASH_FIND, NULL);
+		if (entry != NULL)
+			entry->valid = false;
+		return;
+	}
+	hash_seq_init(&status, tables);
+	while ((entry = hash_seq_search(&status)) != NULL)
+		entry->valid = false;
+}

@@ -1,0 +1,959 @@
+/*-------------------------------------------------------------------------
+ *
+ * transition.c
+ *		The guarded update, and the moves made with it: transition and fire.
+ *
+ * A guarded update is one UPDATE with the primary key and the expected state,
+ * or version, in its WHERE.  It runs through SPI as the caller, under the
+ * caller's privileges, row security and triggers, from a plan that is kept per
+ * table, column and set of changed columns, as ri_triggers.c keeps its plans.
+ *
+ * One row updated: applied.  None: the reason is found out, never guessed.
+ *
+ *		SELECT						no row: not found
+ *									another state: decide anew by it
+ *									the expected one: go on
+ *		SELECT FOR NO KEY UPDATE	a row: repeat the UPDATE under its lock,
+ *									and if that updates none, a trigger
+ *									suppressed it
+ *									no row: go on
+ *		SELECT						the same version of the row: row security
+ *									forbids to update it
+ *									else: somebody was faster, start over
+ *
+ * Each statement has its own snapshot under READ COMMITTED.  Above it a lost
+ * race ends in 40001 at the first UPDATE or lock.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "machine.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+
+/* sets of changed columns whose plans are kept per table and column */
+#define MAX_PLANS 64
+
+typedef enum PlanKind
+{
+	PLAN_UPDATE,
+	PLAN_LOOK,
+	PLAN_LOCK
+} PlanKind;
+
+typedef struct PlanKey
+{
+	Oid			relid;
+	int16		column;
+	int16		kind;
+} PlanKey;
+
+/* one kept plan; only those of UPDATE have changed columns */
+typedef struct KeptPlan
+{
+	struct KeptPlan *next;
+	SPIPlanPtr	plan;
+	int			running;		/* how often, up the stack: do not free it */
+	int			nchanged;
+	AttrNumber	changed[FLEXIBLE_ARRAY_MEMBER];
+} KeptPlan;
+
+typedef struct CachedPlans
+{
+	PlanKey		key;
+	KeptPlan   *plans;
+} CachedPlans;
+
+static HTAB * plan_cache = NULL;
+
+PG_FUNCTION_INFO_V1(idempotency_transition);
+PG_FUNCTION_INFO_V1(idempotency_fire);
+
+static void read_key(GuardedUpdate *update, Oid type, Datum id);
+static Datum key_from_value(const KeyColumn *key, Oid type, Datum value);
+static Datum key_from_json(const KeyColumn *key, const JsonbValue * value);
+static void open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg);
+static NameRef name_argument(const Guard *guard, FunctionCallInfo fcinfo,
+							 int arg);
+static void check_edge_asked(const GuardedUpdate *update);
+static void aim(GuardedUpdate *update, Datum expected, int target);
+static Datum move(GuardedUpdate *update, FunctionCallInfo fcinfo);
+static UpdateOutcome decide(GuardedUpdate *update);
+static UpdateOutcome decide_move(GuardedUpdate *update);
+static const MachineEdge *edge_of_event(const GuardedUpdate *update, int state);
+static bool is_expected(const GuardedUpdate *update);
+static bool attempt(GuardedUpdate *update);
+static bool look(GuardedUpdate *update, PlanKind kind);
+static void check_stored(const GuardedUpdate *update);
+static void execute(GuardedUpdate *update, PlanKind kind,
+					const AskedMove *asked);
+static int	run_plan(KeptPlan *kept, Datum * values, const AskedMove *asked);
+static KeptPlan *get_plan(GuardedUpdate *update, PlanKind kind);
+static SPIPlanPtr build_plan(GuardedUpdate *update, PlanKind kind);
+static void append_where(StringInfo buf, const GuardedUpdate *update);
+static void append_changes(StringInfo buf, const GuardedUpdate *update,
+						   int param);
+static const char *column_name(const GuardedUpdate *update, AttrNumber column);
+static NameRef datum_name(const GuardedUpdate *update, Datum state);
+static bool same_name(NameRef a, NameRef b);
+static text * name_as_text(NameRef name);
+
+static const char *const outcome_names[] = {
+	[UPDATE_APPLIED] = "applied",
+	[UPDATE_ALREADY] = "already",
+	[UPDATE_CONFLICT] = "conflict",
+	[UPDATE_NOT_FOUND] = "not_found",
+	[UPDATE_NOT_PERMITTED] = "not_permitted",
+	[UPDATE_SUPPRESSED] = "suppressed"
+};
+
+/*
+ * transition(rel, id, from_state, to_state, changes, state_column): move a row
+ * along an edge.  from_state NULL: from any state with an edge to the target.
+ * changes and state_column may be NULL: none, and the only state column.
+ * Errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702.
+ */
+Datum
+idempotency_transition(PG_FUNCTION_ARGS)
+{
+	GuardedUpdate update;
+
+	open_move(&update, fcinfo, 5);
+	update.from = name_argument(update.guard, fcinfo, 2);
+	update.to = name_argument(update.guard, fcinfo, 3);
+	if (update.to.data == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("state to move to must not be null")));
+	idempotency_read_changes(&update, fcinfo, 4);
+
+	check_edge_asked(&update);
+	if (update.from.data != NULL)
+		aim(&update, idempotency_state_datum(update.guard, update.from),
+			idempotency_find_state(update.machine, update.to));
+	return move(&update, fcinfo);
+}
+
+/*
+ * fire(rel, id, event, changes, state_column): move a row along the edge that
+ * the event names in the row's state.  The rest as transition().
+ */
+Datum
+idempotency_fire(PG_FUNCTION_ARGS)
+{
+	GuardedUpdate update;
+	NameRef		event;
+	int			source;
+
+	open_move(&update, fcinfo, 4);
+	if (PG_ARGISNULL(2))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("event must not be null")));
+	event.data = VARDATA_ANY(PG_GETARG_TEXT_PP(2));
+	event.len = VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(2));
+	update.event = idempotency_find_event(update.machine, event);
+	if (update.event < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no event \"%.*s\"",
+						update.guard->machine, event.len, event.data)));
+	idempotency_read_changes(&update, fcinfo, 3);
+
+	/* If only one state has this event, no look is needed to know it. */
+	source = update.machine->events[update.event].source;
+	if (source >= 0)
+		aim(&update,
+			idempotency_state_datum(update.guard,
+									update.machine->states[source].name),
+			edge_of_event(&update, source)->target);
+	return move(&update, fcinfo);
+}
+
+/*
+ * Begin a guarded update with the table and the id in the first two arguments:
+ * lock the table as an UPDATE does, and convert the id to its primary key.
+ */
+void
+idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo)
+{
+	Oid			relid;
+
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("table and id must not be null")));
+	relid = PG_GETARG_OID(0);
+	if (RecoveryInProgress() ||
+		(XactReadOnly && get_rel_persistence(relid) != RELPERSISTENCE_TEMP))
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot update a row in a read-only transaction"),
+				 errhint("Call it in a read-write transaction on the primary.")));
+
+	memset(update, 0, sizeof(*update));
+	update->event = -1;
+	update->context = CurrentMemoryContext;
+	update->rel = try_table_open(relid, RowExclusiveLock);
+	if (update->rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", relid)));
+	/* The lock reads invalidations only if it is this transaction's first. */
+	AcceptInvalidationMessages();
+	update->table = idempotency_table_info(update->rel);
+	if (update->table->nkeys > 0)
+		read_key(update, get_fn_expr_argtype(fcinfo->flinfo, 1),
+				 PG_GETARG_DATUM(1));
+}
+
+/*
+ * The columns that an argument of type jsonb sets further; NULL and {} set
+ * none.  22023 if it is no object or sets the guarded column, 42703 if a
+ * column does not exist.
+ */
+void
+idempotency_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
+						 int arg)
+{
+	JsonbIterator *it;
+	JsonbIteratorToken token;
+	JsonbValue	value;
+
+	if (PG_ARGISNULL(arg))
+		return;
+	update->changes = PG_GETARG_JSONB_P(arg);
+	if (!JB_ROOT_IS_OBJECT(update->changes))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("changes must be an object from columns to values")));
+	update->changed = palloc(JB_ROOT_COUNT(update->changes) * sizeof(AttrNumber));
+
+	it = JsonbIteratorInit(&update->changes->root);
+	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
+	{
+		char	   *name;
+		AttrNumber	column;
+
+		if (token != WJB_KEY)
+			continue;
+		name = pnstrdup(value.val.string.val, value.val.string.len);
+		column = get_attnum(RelationGetRelid(update->rel), name);
+		if (column <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("column \"%s\" of table \"%s\" does not exist",
+							name, RelationGetRelationName(update->rel)),
+					 errhint("The members of changes are named for columns.")));
+		if (column == update->column)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("changes cannot set column \"%s\"", name),
+					 errhint("This column is what the call itself sets.")));
+		update->changed[update->nchanged++] = column;
+	}
+}
+
+/* Carry it out; see the head of this file.  update->current is the row's. */
+UpdateOutcome
+idempotency_guarded_update(GuardedUpdate *update)
+{
+	UpdateOutcome outcome = UPDATE_APPLIED;
+
+	SPI_connect();
+	for (;;)
+	{
+		ItemPointerData tid;
+		Oid			partition;
+
+		CHECK_FOR_INTERRUPTS();
+		if (update->decided && attempt(update))
+			break;
+
+		if (!look(update, PLAN_LOOK))
+		{
+			outcome = UPDATE_NOT_FOUND;
+			break;
+		}
+		if (!update->decided || !is_expected(update))
+		{
+			outcome = decide(update);
+			if (outcome != UPDATE_APPLIED)
+				break;
+			continue;
+		}
+
+		tid = update->tid;
+		partition = update->partition;
+		if (look(update, PLAN_LOCK))
+		{
+			if (!is_expected(update))
+				continue;
+			if (!attempt(update))
+				outcome = UPDATE_SUPPRESSED;
+			break;
+		}
+		if (!look(update, PLAN_LOOK))
+		{
+			outcome = UPDATE_NOT_FOUND;
+			break;
+		}
+		if (partition == update->partition &&
+			ItemPointerEquals(&tid, &update->tid))
+		{
+			outcome = UPDATE_NOT_PERMITTED;
+			break;
+		}
+	}
+	SPI_finish();
+	return outcome;
+}
+
+Datum
+idempotency_outcome_datum(UpdateOutcome outcome)
+{
+	return CStringGetTextDatum(outcome_names[outcome]);
+}
+
+/* The caller's id as values of the primary key's columns. */
+static void
+read_key(GuardedUpdate *update, Oid type, Datum id)
+{
+	const TableInfo *table = update->table;
+	Jsonb	   *object;
+
+	update->key = palloc(table->nkeys * sizeof(Datum));
+	if (table->nkeys == 1 && type != JSONBOID)
+	{
+		update->key[0] = key_from_value(&table->keys[0], type, id);
+		return;
+	}
+	if (table->nkeys == 1 && table->keys[0].type == JSONBOID)
+	{
+		update->key[0] = id;
+		return;
+	}
+
+	if (type == JSONBOID)
+		object = DatumGetJsonbP(id);
+	else
+	{
+		Oid			output;
+		bool		isvarlena;
+
+		getTypeOutputInfo(type, &output, &isvarlena);
+		object = DatumGetJsonbP(DirectFunctionCall1(jsonb_in,
+													CStringGetDatum(OidOutputFunctionCall(output, id))));
+	}
+
+	if (table->nkeys == 1 && JB_ROOT_IS_SCALAR(object))
+	{
+		update->key[0] = key_from_json(&table->keys[0],
+									   getIthJsonbValueFromContainer(&object->root, 0));
+		return;
+	}
+	if (!JB_ROOT_IS_OBJECT(object) || JB_ROOT_COUNT(object) != table->nkeys)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("id must be an object with the %d columns of the primary key of table \"%s\"",
+						table->nkeys, RelationGetRelationName(update->rel))));
+	for (int i = 0; i < table->nkeys; i++)
+	{
+		const char *name = column_name(update, table->keys[i].column);
+		JsonbValue *value = getKeyJsonValueFromContainer(&object->root, name,
+														 strlen(name), NULL);
+
+		if (value == NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("id has no member \"%s\"", name),
+					 errhint("The members of id are the columns of the primary key.")));
+		update->key[i] = key_from_json(&table->keys[i], value);
+	}
+}
+
+/* A value of any type as one of the key's type, through text if need be. */
+static Datum
+key_from_value(const KeyColumn *key, Oid type, Datum value)
+{
+	char	   *string;
+
+	if (type == key->type || getBaseType(type) == key->type)
+		return value;
+	if (type == INT4OID && key->type == INT8OID)
+		return Int64GetDatum(DatumGetInt32(value));
+	if (type == TEXTOID)
+		string = TextDatumGetCString(value);
+	else
+	{
+		Oid			output;
+		bool		isvarlena;
+
+		getTypeOutputInfo(type, &output, &isvarlena);
+		string = OidOutputFunctionCall(output, value);
+	}
+	return InputFunctionCall(unconstify(FmgrInfo *, &key->input), string,
+							 key->ioparam, -1);
+}
+
+/* A JSON scalar as a value of the key's type. */
+static Datum
+key_from_json(const KeyColumn *key, const JsonbValue * value)
+{
+	char	   *string;
+
+	switch (value->type)
+	{
+		case jbvString:
+			string = pnstrdup(value->val.string.val, value->val.string.len);
+			break;
+		case jbvNumeric:
+			string = DatumGetCString(DirectFunctionCall1(numeric_out,
+														 NumericGetDatum(value->val.numeric)));
+			break;
+		case jbvBool:
+			string = value->val.boolean ? "true" : "false";
+			break;
+		case jbvNull:
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("id must not contain null")));
+			break;
+		default:
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("id must not contain an array or an object")));
+	}
+	return InputFunctionCall(unconstify(FmgrInfo *, &key->input), string,
+							 key->ioparam, -1);
+}
+
+/*
+ * Begin a move: the table, the id, and the machine of the state column named
+ * in argument arg, which may be NULL if the table has only one machine.
+ */
+static void
+open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg)
+{
+	const TableInfo *table;
+
+	idempotency_open_update(update, fcinfo);
+	table = update->table;
+	if (!PG_ARGISNULL(arg))
+	{
+		char	   *name = NameStr(*PG_GETARG_NAME(arg));
+		AttrNumber	column = get_attnum(RelationGetRelid(update->rel), name);
+
+		if (column <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("column \"%s\" of table \"%s\" does not exist",
+							name, RelationGetRelationName(update->rel))));
+		update->guard = idempotency_guard_of(table, column);
+	}
+	else if (table->nguards > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_AMBIGUOUS_COLUMN),
+				 errmsg("several machines are attached to table \"%s\"",
+						RelationGetRelationName(update->rel)),
+				 errhint("Name the column in state_column.")));
+	else if (table->nguards == 1)
+		update->guard = &table->guards[0];
+	if (update->guard == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("no machine is attached to %s \"%s\"",
+						PG_ARGISNULL(arg) ? "table" : "that column of table",
+						RelationGetRelationName(update->rel)),
+				 errhint("Attach one with idempotency.attach_machine().")));
+	if (table->nkeys == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
+				 errmsg("table \"%s\" has no primary key",
+						RelationGetRelationName(update->rel))));
+	update->column = update->guard->column;
+	update->type = update->guard->type;
+	update->machine = idempotency_find_machine(update->guard->machine);
+}
+
+/* An argument as the name of a state; NULL gives NULL. */
+static NameRef
+name_argument(const Guard *guard, FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return (NameRef)
+	{
+		NULL, 0
+	};
+	return idempotency_state_name(guard->kind == STATE_ENUM ? STATE_TEXT : guard->kind,
+								  PG_GETARG_DATUM(arg));
+}
+
+/* Refuse, before any write, a move that is not on the graph. */
+static void
+check_edge_asked(const GuardedUpdate *update)
+{
+	const Machine *machine = update->machine;
+	int			to = idempotency_find_state(machine, update->to);
+	int			from = -1;
+	NameRef		unknown = {NULL, 0};
+
+	if (update->from.data != NULL)
+	{
+		from = idempotency_find_state(machine, update->from);
+		if (from < 0)
+			unknown = update->from;
+	}
+	if (to < 0)
+		unknown = update->to;
+	if (unknown.data != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no state \"%.*s\"",
+						update->guard->machine, unknown.len, unknown.data)));
+	if (update->from.data != NULL && !idempotency_has_edge(machine, from, to))
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
+						update->guard->machine,
+						update->from.len, update->from.data,
+						update->to.len, update->to.data)));
+	if (update->from.data == NULL && bms_is_empty(machine->states[to].sources))
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no edge to state \"%.*s\"",
+						update->guard->machine,
+						update->to.len, update->to.data)));
+}
+
+/* Decide what to try: from an expected state to a target. */
+static void
+aim(GuardedUpdate *update, Datum expected, int target)
+{
+	update->expected = expected;
+	update->target = idempotency_state_datum(update->guard,
+											 update->machine->states[target].name);
+	update->decided = true;
+}
+
+/* Move the row and report: (outcome, applied, from_state, state). */
+static Datum
+move(GuardedUpdate *update, FunctionCallInfo fcinfo)
+{
+	UpdateOutcome outcome = idempotency_guarded_update(update);
+	Datum		values[4];
+	bool		nulls[4] = {false, false, true, true};
+
+	values[0] = idempotency_outcome_datum(outcome);
+	values[1] = BoolGetDatum(outcome == UPDATE_APPLIED);
+	if (outcome == UPDATE_APPLIED)
+	{
+		values[2] = PointerGetDatum(name_as_text(datum_name(update, update->expected)));
+		nulls[2] = false;
+	}
+	if (outcome != UPDATE_NOT_FOUND)
+	{
+		values[3] = PointerGetDatum(name_as_text(datum_name(update, update->current)));
+		nulls[3] = false;
+	}
+	table_close(update->rel, NoLock);
+	return idempotency_result(fcinfo, values, nulls);
+}
+
+/*
+ * The row was seen, and it is not as the last attempt expected it.  Applied
+ * means: try again, expected and target are set.
+ */
+static UpdateOutcome
+decide(GuardedUpdate *update)
+{
+	return update->guard == NULL ? UPDATE_CONFLICT : decide_move(update);
+}
+
+static UpdateOutcome
+decide_move(GuardedUpdate *update)
+{
+	const Machine *machine = update->machine;
+	NameRef		name = {NULL, 0};
+	int			state;
+
+	if (update->isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("the row has a null state in column \"%s\"",
+						column_name(update, update->column)),
+				 errhint("Find such rows with idempotency.off_graph().")));
+	name = datum_name(update, update->current);
+	if (update->from.data != NULL)
+		return same_name(name, update->to) ? UPDATE_ALREADY : UPDATE_CONFLICT;
+
+	state = idempotency_find_state(machine, name);
+	if (state < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("the row is in state \"%.*s\", which machine \"%s\" does not know",
+						name.len, name.data, update->guard->machine),
+				 errhint("Find such rows with idempotency.off_graph().")));
+	if (update->event >= 0)
+	{
+		const MachineEdge *edge = edge_of_event(update, state);
+
+		if (edge == NULL)
+			return bms_is_member(state, machine->events[update->event].targets) ?
+				UPDATE_ALREADY : UPDATE_CONFLICT;
+		aim(update, update->current, edge->target);
+		return UPDATE_APPLIED;
+	}
+
+	/* From any state: a retry must not move again along a self-loop. */
+	if (same_name(name, update->to))
+		return UPDATE_ALREADY;
+	if (!idempotency_has_edge(machine, state,
+							  idempotency_find_state(machine, update->to)))
+		return UPDATE_CONFLICT;
+	aim(update, update->current, idempotency_find_state(machine, update->to));
+	return UPDATE_APPLIED;
+}
+
+/* The edge that the event names in that state, or NULL. */
+static const MachineEdge *
+edge_of_event(const GuardedUpdate *update, int state)
+{
+	const MachineState *from = &update->machine->states[state];
+
+	for (int i = 0; i < from->nedges; i++)
+		if (from->edges[i].event == update->event)
+			return &from->edges[i];
+	return NULL;
+}
+
+/* Is the row, as last seen, as the attempt expects it? */
+static bool
+is_expected(const GuardedUpdate *update)
+{
+	if (update->isnull)
+		return false;
+	if (update->guard == NULL)
+		return DatumGetInt64(update->current) == DatumGetInt64(update->expected);
+	return same_name(datum_name(update, update->current),
+					 datum_name(update, update->expected));
+}
+
+/* One UPDATE.  True: it updated the row, and the row is as it should be. */
+static bool
+attempt(GuardedUpdate *update)
+{
+	AskedMove	asked;
+
+	if (update->guard == NULL)
+		execute(update, PLAN_UPDATE, NULL);
+	else
+	{
+		/* what SPI does anyway, early enough for us to know the number */
+		CommandCounterIncrement();
+		asked.command = GetCurrentCommandId(false);
+		asked.column = column_name(update, update->column);
+		asked.target = datum_name(update, update->target);
+		asked.event = update->event < 0 ? NULL :
+			pnstrdup(update->machine->events[update->event].name.data,
+					 update->machine->events[update->event].name.len);
+		execute(update, PLAN_UPDATE, &asked);
+	}
+	if (SPI_processed > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_CARDINALITY_VIOLATION),
+				 errmsg("more than one row of table \"%s\" has this id",
+						RelationGetRelationName(update->rel))));
+	if (SPI_processed == 0)
+		return false;
+	if (update->guard != NULL)
+		check_stored(update);
+	return true;
+}
+
+/* One SELECT, locking or not.  False: no row, or row security hides it. */
+static bool
+look(GuardedUpdate *update, PlanKind kind)
+{
+	bool		isnull;
+
+	execute(update, kind, NULL);
+	if (SPI_processed == 0)
+		return false;
+	update->tid = *(ItemPointer) DatumGetPointer(SPI_getbinval(SPI_tuptable->vals[0],
+															   SPI_tuptable->tupdesc,
+															   2, &isnull));
+	update->partition = DatumGetObjectId(SPI_getbinval(SPI_tuptable->vals[0],
+													   SPI_tuptable->tupdesc, 3,
+													   &isnull));
+	SPI_freetuptable(SPI_tuptable);
+	return true;
+}
+
+/* One row was updated: that is success only if it shows the target. */
+static void
+check_stored(const GuardedUpdate *update)
+{
+	NameRef		target = datum_name(update, update->target);
+	NameRef		stored = {NULL, 0};
+
+	if (!update->isnull)
+		stored = datum_name(update, update->current);
+	if (!same_name(stored, target))
+		ereport(ERROR,
+				(errcode(ERRCODE_STATE_REWRITTEN),
+				 errmsg("a trigger stored another state than \"%.*s\"",
+						target.len, target.data),
+				 stored.data == NULL ? errdetail("It stored null.") :
+				 errdetail("It stored \"%.*s\".", stored.len, stored.data)));
+}
+
+/* Run a kept plan; the first column of its row becomes update->current. */
+static void
+execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
+{
+	Datum		values[INDEX_MAX_KEYS + 3];
+	int			nkeys = update->table->nkeys;
+	int			result;
+
+	memcpy(values, update->key, nkeys * sizeof(Datum));
+	values[nkeys] = update->expected;
+	values[nkeys + 1] = update->target;
+	values[nkeys + 2] = PointerGetDatum(update->changes);
+
+	result = run_plan(get_plan(update, kind), values, asked);
+	if (result < 0)
+		elog(ERROR, "SPI_execute_plan failed: %s",
+			 SPI_result_code_string(result));
+
+	if (SPI_processed > 0)
+	{
+		Form_pg_attribute attr = TupleDescAttr(SPI_tuptable->tupdesc, 0);
+		MemoryContext old = MemoryContextSwitchTo(update->context);
+
+		update->current = SPI_getbinval(SPI_tuptable->vals[0],
+										SPI_tuptable->tupdesc, 1,
+										&update->isnull);
+		if (!update->isnull)
+			update->current = datumCopy(update->current, attr->attbyval,
+										attr->attlen);
+		MemoryContextSwitchTo(old);
+	}
+}
+
+/* The innermost asked move is known while the statement runs, triggers and all. */
+static int
+run_plan(KeptPlan *kept, Datum * values, const AskedMove *asked)
+{
+	const AskedMove *outer = idempotency_asked_move;
+	int			result = 0;
+
+	kept->running++;
+	idempotency_asked_move = asked;
+	PG_TRY();
+	{
+		result = SPI_execute_plan(kept->plan, values, NULL, false, 0);
+	}
+	PG_FINALLY();
+	{
+		idempotency_asked_move = outer;
+		kept->running--;
+	}
+	PG_END_TRY();
+	return result;
+}
+
+/*
+ * The kept plan for this update.  One that an invalidation has hit is built
+ * again from its text, which has names in it, unless it is running up the
+ * stack: then the table is in use, so that no name can have changed.
+ */
+static KeptPlan *
+get_plan(GuardedUpdate *update, PlanKind kind)
+{
+	PlanKey		key = {RelationGetRelid(update->rel), update->column, kind};
+	int			nchanged = kind == PLAN_UPDATE ? update->nchanged : 0;
+	CachedPlans *entry;
+	KeptPlan  **link;
+	KeptPlan   *kept;
+	int			count = 0;
+	bool		found;
+
+	if (plan_cache == NULL)
+	{
+		HASHCTL		ctl = {.keysize = sizeof(PlanKey),.entrysize = sizeof(CachedPlans)};
+
+		plan_cache = hash_create("idempotency plans", 16, &ctl,
+								 HASH_ELEM | HASH_BLOBS);
+	}
+	entry = hash_search(plan_cache, &key, HASH_ENTER, &found);
+	if (!found)
+		entry->plans = NULL;
+
+	for (link = &entry->plans; (kept = *link) != NULL;)
+	{
+		bool		same = kept->nchanged == nchanged &&
+		(nchanged == 0 ||
+		 memcmp(kept->changed, update->changed, nchanged * sizeof(AttrNumber)) == 0);
+
+		if (same && (kept->running > 0 || SPI_plan_is_valid(kept->plan)))
+			return kept;
+		if (kept->running == 0 && (same || ++count >= MAX_PLANS))
+		{
+			*link = kept->next;
+			SPI_freeplan(kept->plan);
+			pfree(kept);
+		}
+		else
+			link = &kept->next;
+	}
+
+	kept = MemoryContextAlloc(TopMemoryContext,
+							  offsetof(KeptPlan, changed) + nchanged * sizeof(AttrNumber));
+	kept->running = 0;
+	kept->nchanged = nchanged;
+	if (nchanged > 0)
+		memcpy(kept->changed, update->changed, nchanged * sizeof(AttrNumber));
+	kept->plan = build_plan(update, kind);
+	SPI_keepplan(kept->plan);
+	kept->next = entry->plans;
+	entry->plans = kept;
+	return kept;
+}
+
+/*
+ * The statements.  Their parameters: the key's columns, then the expected
+ * state, the target and the changes.
+ */
+static SPIPlanPtr
+build_plan(GuardedUpdate *update, PlanKind kind)
+{
+	const TableInfo *table = update->table;
+	int			n = table->nkeys;
+	const char *column = quote_identifier(column_name(update, update->column));
+	Oid			types[INDEX_MAX_KEYS + 3];
+	StringInfoData buf;
+	SPIPlanPtr	plan;
+
+	for (int i = 0; i < n; i++)
+		types[i] = table->keys[i].type;
+	types[n] = types[n + 1] = update->type;
+	types[n + 2] = JSONBOID;
+
+	initStringInfo(&buf);
+	if (kind == PLAN_UPDATE)
+	{
+		appendStringInfo(&buf, "UPDATE %s AS t SET %s = $%d",
+						 idempotency_quoted_name(update->rel), column, n + 2);
+		if (update->nchanged > 0)
+			append_changes(&buf, update, n + 3);
+		append_where(&buf, update);
+		/* the cast: a domain over an enum finds no operator */
+		appendStringInfo(&buf,
+						 " AND t.%s::%s OPERATOR(pg_catalog.=) $%d RETURNING t.%s",
+						 column,
+						 format_type_extended(update->type, -1,
+											  FORMAT_TYPE_TYPEMOD_GIVEN |
+											  FORMAT_TYPE_FORCE_QUALIFY),
+						 n + 1, column);
+	}
+	else
+	{
+		appendStringInfo(&buf, "SELECT t.%s, t.ctid, t.tableoid FROM %s AS t",
+						 column, idempotency_quoted_name(update->rel));
+		append_where(&buf, update);
+		if (kind == PLAN_LOCK)
+			appendStringInfoString(&buf, " FOR NO KEY UPDATE OF t");
+	}
+
+	plan = SPI_prepare(buf.data, n + 3, types);
+	if (plan == NULL)
+		elog(ERROR, "SPI_prepare failed: %s: %s",
+			 SPI_result_code_string(SPI_result), buf.data);
+	pfree(buf.data);
+	return plan;
+}
+
+static void
+append_where(StringInfo buf, const GuardedUpdate *update)
+{
+	for (int i = 0; i < update->table->nkeys; i++)
+	{
+		const KeyColumn *key = &update->table->keys[i];
+		char		column[2 * NAMEDATALEN + 5];
+		char		param[16];
+
+		snprintf(column, sizeof(column), "t.%s",
+				 quote_identifier(column_name(update, key->column)));
+		snprintf(param, sizeof(param), "$%d", i + 1);
+		appendStringInfoString(buf, i == 0 ? " WHERE " : " AND ");
+		generate_operator_clause(buf, column, key->type, key->equality,
+								 param, key->type);
+	}
+}
+
+/* Each value as its column's type takes it from JSON, as jsonb_to_record. */
+static void
+append_changes(StringInfo buf, const GuardedUpdate *update, int param)
+{
+	for (int i = 0; i < update->nchanged; i++)
+		appendStringInfo(buf, "%s%s", i == 0 ? ", (" : ", ",
+						 quote_identifier(column_name(update, update->changed[i])));
+	for (int i = 0; i < update->nchanged; i++)
+		appendStringInfo(buf, "%sr.%s", i == 0 ? ") = (SELECT " : ", ",
+						 quote_identifier(column_name(update, update->changed[i])));
+	appendStringInfo(buf, " FROM pg_catalog.jsonb_to_record($%d) AS r(", param);
+	for (int i = 0; i < update->nchanged; i++)
+	{
+		Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(update->rel),
+											   update->changed[i] - 1);
+
+		appendStringInfo(buf, "%s%s %s", i == 0 ? "" : ", ",
+						 quote_identifier(NameStr(attr->attname)),
+						 format_type_extended(attr->atttypid, attr->atttypmod,
+											  FORMAT_TYPE_TYPEMOD_GIVEN |
+											  FORMAT_TYPE_FORCE_QUALIFY));
+	}
+	appendStringInfoString(buf, "))");
+}
+
+static const char *
+column_name(const GuardedUpdate *update, AttrNumber column)
+{
+	return NameStr(TupleDescAttr(RelationGetDescr(update->rel),
+								 column - 1)->attname);
+}
+
+/* A state of this column as a name. */
+static NameRef
+datum_name(const GuardedUpdate *update, Datum state)
+{
+	return idempotency_state_name(update->guard->kind, state);
+}
+
+static bool
+same_name(NameRef a, NameRef b)
+{
+	return a.data != NULL && b.data != NULL && a.len == b.len &&
+		memcmp(a.data, b.data, a.len) == 0;
+}
+
+static text *
+name_as_text(NameRef name)
+{
+	return cstring_to_text_with_len(name.data, name.len);
+}

@@ -1,0 +1,215 @@
+/*-------------------------------------------------------------------------
+ *
+ * version.c
+ *		Versions: optimistic locking on a column of the caller's own table.
+ *
+ * Two triggers, both BEFORE UPDATE, since the second changes the row:
+ *
+ *		UPDATE OF version ... guard_version()
+ *				its column list tells the version column; refuses a version
+ *				that is neither the old one nor the next
+ *		UPDATE ... guard_version()
+ *				sets the next one, whatever the UPDATE named
+ *
+ * Their names make them fire last, so that no other trigger has the last word.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "common/int.h"
+#include "machine.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+
+PG_FUNCTION_INFO_V1(idempotency_attach_version);
+PG_FUNCTION_INFO_V1(idempotency_detach_version);
+PG_FUNCTION_INFO_V1(idempotency_guard_version);
+PG_FUNCTION_INFO_V1(idempotency_update_if);
+
+static int64 old_version(TriggerData *trigdata, AttrNumber column);
+static int64 next_version(int64 version);
+
+/*
+ * attach_version(rel, version_column): count the updates of each row of a
+ * table that the caller owns.  Nothing may be NULL.  Errors: 0A000 for a table
+ * or column that cannot be guarded, 42710 attached already, 42804 and 42P16 not
+ * a bigint NOT NULL.
+ */
+Datum
+idempotency_attach_version(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = idempotency_open_owned(fcinfo, &column);
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+
+	idempotency_check_attachable(rel, column);
+	if (attr->atttypid != INT8OID)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
+						format_type_be(attr->atttypid)),
+				 errhint("A version column is of type bigint.")));
+	if (!attr->attnotnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
+				 errmsg("column \"%s\" may be null", NameStr(attr->attname)),
+				 errhint("Make the version column NOT NULL DEFAULT 1.")));
+	if (idempotency_find_trigger(rel, "guard_version", InvalidAttrNumber, 0) != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("table \"%s\" has a version column already",
+						RelationGetRelationName(rel)),
+				 errhint("Call idempotency.detach_version() first.")));
+
+	idempotency_create_trigger(rel, "zz_IK_version", "BEFORE UPDATE", column,
+							   "idempotency.guard_version()");
+	idempotency_create_trigger(rel, "zz_IK_version_next", "BEFORE UPDATE",
+							   InvalidAttrNumber, "idempotency.guard_version()");
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/* detach_version(rel, version_column): IK007 if it is none. */
+Datum
+idempotency_detach_version(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = idempotency_open_owned(fcinfo, &column);
+
+	const Trigger *trigger = idempotency_find_trigger(rel, "guard_version",
+													  column, 0);
+
+	if (trigger == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("column \"%s\" is not the version column of table \"%s\"",
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel))));
+	idempotency_drop_trigger(rel, trigger);
+	trigger = idempotency_find_trigger(rel, "guard_version",
+									   InvalidAttrNumber, 0);
+	if (trigger != NULL)
+		idempotency_drop_trigger(rel, trigger);
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/* The trigger function; see the head of this file. */
+Datum
+idempotency_guard_version(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+	AttrNumber	column;
+	int64		old;
+	Datum		new;
+	bool		isnull;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigdata->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigdata->tg_event) ||
+		!TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired by a trigger that attach_version() made",
+						"guard_version")));
+
+	column = idempotency_table_info(trigdata->tg_relation)->version;
+	if (column == InvalidAttrNumber)
+		return PointerGetDatum(trigdata->tg_newtuple);
+	old = old_version(trigdata, column);
+
+	if (trigdata->tg_trigger->tgnattr == 0)
+	{
+		new = Int64GetDatum(next_version(old));
+		isnull = false;
+		return PointerGetDatum(heap_modify_tuple_by_cols(trigdata->tg_newtuple,
+														 RelationGetDescr(trigdata->tg_relation),
+														 1, (int[]) {column},
+														 &new, &isnull));
+	}
+
+	new = slot_getattr(trigdata->tg_newslot, column, &isnull);
+	if (isnull ||
+		(DatumGetInt64(new) != old && DatumGetInt64(new) != next_version(old)))
+		ereport(ERROR,
+				(errcode(ERRCODE_VERSION_SET),
+				 isnull ? errmsg("version of the row cannot be set to null") :
+				 errmsg("version of the row is %lld and cannot be set to %lld",
+						(long long) old, (long long) DatumGetInt64(new)),
+				 errhint("Leave the version to its trigger."),
+				 errtablecol(trigdata->tg_relation, column)));
+	return PointerGetDatum(trigdata->tg_newtuple);
+}
+
+/*
+ * update_if(rel, id, version, changes): update a row that still has this
+ * version.  changes NULL or {}: only the version changes.  Errors: IK007 no
+ * version column, 21000, 22004, 22023, 25006, 40001, 42703, 42P10.
+ */
+Datum
+idempotency_update_if(PG_FUNCTION_ARGS)
+{
+	GuardedUpdate update;
+	UpdateOutcome outcome;
+	Datum		values[3];
+	bool		nulls[3] = {false, false, false};
+
+	idempotency_open_update(&update, fcinfo);
+	if (update.table->version == InvalidAttrNumber)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("table \"%s\" has no version column",
+						RelationGetRelationName(update.rel)),
+				 errhint("Attach one with idempotency.attach_version().")));
+	if (update.table->nkeys == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
+				 errmsg("table \"%s\" has no primary key",
+						RelationGetRelationName(update.rel))));
+	if (PG_ARGISNULL(2))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("version must not be null")));
+	update.column = update.table->version;
+	update.type = INT8OID;
+	update.expected = PG_GETARG_DATUM(2);
+	update.target = Int64GetDatum(next_version(PG_GETARG_INT64(2)));
+	update.decided = true;
+	idempotency_read_changes(&update, fcinfo, 3);
+
+	outcome = idempotency_guarded_update(&update);
+	values[0] = idempotency_outcome_datum(outcome);
+	values[1] = BoolGetDatum(outcome == UPDATE_APPLIED);
+	values[2] = update.current;
+	nulls[2] = outcome == UPDATE_NOT_FOUND;
+	table_close(update.rel, NoLock);
+	return idempotency_result(fcinfo, values, nulls);
+}
+
+static int64
+old_version(TriggerData *trigdata, AttrNumber column)
+{
+	bool		isnull;
+	Datum		old = slot_getattr(trigdata->tg_trigslot, column, &isnull);
+
+	return isnull ? 0 : DatumGetInt64(old);
+}
+
+/* 22003 after the last bigint. */
+static int64
+next_version(int64 version)
+{
+	int64		next;
+
+	if (pg_add_s64_overflow(version, 1, &next))
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("version out of range")));
+	return next;
+}

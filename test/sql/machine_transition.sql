@@ -1,0 +1,265 @@
+-- transition and fire: every outcome by its own case, with the caller's
+-- privileges, row security and triggers.
+\set VERBOSITY terse
+\set SHOW_CONTEXT never
+\pset null '(null)'
+CREATE ROLE regress_mover;
+CREATE ROLE regress_mover_other;
+SELECT idempotency.grant_usage('regress_mover');
+SELECT idempotency.grant_usage('regress_mover_other');
+CREATE SCHEMA mt AUTHORIZATION regress_mover;
+SELECT idempotency.define_machine('mt', '{"initial": "CREATED", "transitions": {
+  "CREATED": {"pay": "PAID", "close": "CLOSED", "touch": "CREATED"},
+  "PAID": {"refund": "REFUNDED", "close": "CLOSED"}}}');
+SET ROLE regress_mover;
+SET search_path = mt;
+CREATE TABLE ord (id bigint PRIMARY KEY, status text NOT NULL, amount numeric(10,2), note varchar(5), paid_at timestamptz, tags text[]);
+SELECT idempotency.attach_machine('ord', 'status', 'mt');
+INSERT INTO ord SELECT i, 'CREATED' FROM generate_series(1, 30) i;
+
+-- applied, already, conflict, not_found
+SELECT * FROM idempotency.transition('ord', 1, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('ord', 1, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('ord', 1, 'CREATED', 'CLOSED');
+SELECT * FROM idempotency.transition('ord', 999, 'CREATED', 'CLOSED');
+-- from any state with an edge to the target
+SELECT * FROM idempotency.transition('ord', 1, NULL, 'CLOSED');
+SELECT * FROM idempotency.transition('ord', 1, NULL, 'CLOSED');
+SELECT * FROM idempotency.transition('ord', 2, NULL, 'CLOSED');
+SELECT * FROM idempotency.transition('ord', 2, NULL, 'REFUNDED');
+SELECT * FROM idempotency.transition('ord', 999, NULL, 'REFUNDED');
+-- a self-loop: applied each time it is asked for, never by a retry of another
+SELECT * FROM idempotency.transition('ord', 3, 'CREATED', 'CREATED');
+SELECT * FROM idempotency.transition('ord', 3, 'CREATED', 'CREATED');
+SELECT * FROM idempotency.transition('ord', 3, NULL, 'CREATED');
+SELECT * FROM idempotency.transition('ord', 2, 'CREATED', 'CREATED');
+SELECT * FROM idempotency.fire('ord', 3, 'touch');
+SELECT * FROM idempotency.transition('ord', 1, 'PAID', 'PAID');
+-- fire: one source state, several, none from here
+SELECT * FROM idempotency.fire('ord', 4, 'pay');
+SELECT * FROM idempotency.fire('ord', 4, 'pay');
+SELECT * FROM idempotency.fire('ord', 4, 'close');
+SELECT * FROM idempotency.fire('ord', 4, 'close');
+SELECT * FROM idempotency.fire('ord', 4, 'pay');
+SELECT * FROM idempotency.fire('ord', 5, 'refund');
+SELECT * FROM idempotency.fire('ord', 5, 'close');
+SELECT * FROM idempotency.fire('ord', 999, 'pay');
+SELECT * FROM idempotency.fire('ord', 999, 'close');
+
+-- off the graph: an error, and nothing is written
+SELECT idempotency.transition('ord', 6, 'CREATED', 'REFUNDED');
+SELECT idempotency.transition('ord', 6, 'CREATED', 'created');
+SELECT idempotency.transition('ord', 6, 'LOST', 'PAID');
+SELECT idempotency.transition('ord', 6, NULL, 'LOST');
+SELECT idempotency.fire('ord', 6, 'ship');
+SELECT idempotency.fire('ord', 6, '');
+SELECT idempotency.transition('ord', 6, 'CREATED', NULL);
+SELECT idempotency.transition(NULL, 6, 'CREATED', 'PAID');
+SELECT idempotency.transition('ord', NULL, 'CREATED', 'PAID');
+SELECT idempotency.transition('ord', NULL::bigint, 'CREATED', 'PAID');
+SELECT idempotency.fire('ord', 6, NULL);
+SELECT idempotency.transition(0, 6, 'CREATED', 'PAID');
+SELECT idempotency.transition('ord', 6, 'CREATED', 'PAID', NULL, 'nosuch');
+SELECT idempotency.transition('ord', 6, 'CREATED', 'PAID', NULL, 'note');
+SELECT idempotency.transition('ord', 'six', 'CREATED', 'PAID');
+SELECT idempotency.transition('pg_catalog.pg_class', 6, 'CREATED', 'PAID');
+SELECT idempotency.transition('ord_pkey', 6, 'CREATED', 'PAID');
+SELECT status FROM ord WHERE id = 6;
+
+-- changes go into the same UPDATE
+SELECT * FROM idempotency.transition('ord', 7, 'CREATED', 'PAID',
+  jsonb_build_object('amount', 12.345, 'note', 'gift', 'tags', ARRAY['a', 'b,c'], 'paid_at', '2026-01-01 00:00Z'::timestamptz));
+SELECT id, status, amount, note, paid_at AT TIME ZONE 'UTC' AS paid_at, tags FROM ord WHERE id = 7;
+SELECT * FROM idempotency.transition('ord', 7, 'CREATED', 'PAID', '{"amount": 99}');
+SELECT * FROM idempotency.fire('ord', 7, 'refund', '{"amount": null, "note": null}');
+SELECT id, status, amount, note FROM ord WHERE id = 7;
+SELECT * FROM idempotency.transition('ord', 8, 'CREATED', 'PAID', '{}');
+SELECT idempotency.transition('ord', 9, 'CREATED', 'PAID', '{"nosuch": 1}');
+SELECT idempotency.transition('ord', 9, 'CREATED', 'PAID', '{"ctid": "(0,1)"}');
+SELECT idempotency.transition('ord', 9, 'CREATED', 'PAID', '{"status": "CLOSED"}');
+SELECT idempotency.transition('ord', 9, 'CREATED', 'PAID', '[1]');
+SELECT idempotency.transition('ord', 9, 'CREATED', 'PAID', '{"amount": "much"}');
+SELECT idempotency.transition('ord', 9, 'CREATED', 'PAID', '{"note": "too long"}');
+SELECT status FROM ord WHERE id = 9;
+
+-- savepoints: what is undone can be done again
+BEGIN;
+SAVEPOINT s;
+SELECT outcome FROM idempotency.transition('ord', 9, 'CREATED', 'PAID');
+ROLLBACK TO s;
+SELECT outcome FROM idempotency.transition('ord', 9, 'CREATED', 'CLOSED');
+COMMIT;
+SELECT status FROM ord WHERE id = 9;
+-- read-only, and in a failed transaction
+BEGIN READ ONLY;
+SELECT idempotency.transition('ord', 10, 'CREATED', 'PAID');
+SELECT idempotency.transition('ord', 10, 'CREATED', 'PAID');
+ROLLBACK;
+-- many rows in one statement, and one row twice
+SELECT outcome, count(*) FROM generate_series(10, 12) i, idempotency.transition('ord', i, 'CREATED', 'PAID') GROUP BY 1;
+SELECT t.* FROM (VALUES (13, 'PAID'), (13, 'REFUNDED')) v (id, target), idempotency.transition('ord', v.id, NULL, v.target) t;
+
+-- privileges are the caller's
+SET ROLE regress_mover_other;
+SELECT idempotency.transition('mt.ord', 14, 'CREATED', 'PAID');
+SET ROLE regress_mover;
+GRANT USAGE ON SCHEMA mt TO regress_mover_other;
+SET ROLE regress_mover_other;
+SELECT idempotency.transition('mt.ord', 14, 'CREATED', 'PAID');
+SET ROLE regress_mover;
+GRANT SELECT, UPDATE (status) ON ord TO regress_mover_other;
+SET ROLE regress_mover_other;
+SELECT * FROM idempotency.transition('mt.ord', 14, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('mt.ord', 14, 'CREATED', 'PAID');
+SELECT idempotency.transition('mt.ord', 15, 'CREATED', 'PAID', '{"amount": 1}');
+
+-- row security: hidden, visible but not to be updated, new row forbidden
+SET ROLE regress_mover;
+ALTER TABLE ord ENABLE ROW LEVEL SECURITY;
+CREATE POLICY see ON ord FOR SELECT USING (id < 28);
+CREATE POLICY upd ON ord FOR UPDATE USING (id < 25) WITH CHECK (status <> 'CLOSED');
+SET ROLE regress_mover_other;
+SELECT * FROM idempotency.transition('mt.ord', 20, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('mt.ord', 26, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('mt.ord', 26, NULL, 'PAID');
+SELECT * FROM idempotency.fire('mt.ord', 26, 'close');
+SELECT * FROM idempotency.transition('mt.ord', 29, 'CREATED', 'PAID');
+SELECT idempotency.transition('mt.ord', 21, 'CREATED', 'CLOSED');
+SET ROLE regress_mover;
+-- the owner is not subject to it: the kept plans know who is calling
+SELECT * FROM idempotency.transition('mt.ord', 26, 'CREATED', 'PAID');
+ALTER TABLE ord DISABLE ROW LEVEL SECURITY;
+
+-- triggers: one that swallows, one that rewrites, one that suppresses no-ops
+CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.note = 'eat' THEN RETURN NULL; END IF;
+  IF NEW.note = 'twist' THEN NEW.status := 'CLOSED'; END IF;
+  IF NEW.note = 'lose' THEN NEW.status := 'LOST'; END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER swallow BEFORE UPDATE ON ord FOR EACH ROW EXECUTE FUNCTION swallow();
+SELECT * FROM idempotency.transition('ord', 16, 'CREATED', 'PAID', '{"note": "eat"}');
+SELECT * FROM idempotency.transition('ord', 16, NULL, 'PAID', '{"note": "eat"}');
+SELECT * FROM idempotency.fire('ord', 16, 'pay', '{"note": "eat"}');
+SELECT idempotency.transition('ord', 16, 'CREATED', 'PAID', '{"note": "twist"}');
+SELECT idempotency.transition('ord', 16, 'CREATED', 'PAID', '{"note": "lose"}');
+SELECT status, note FROM ord WHERE id = 16;
+CREATE TRIGGER z_min BEFORE UPDATE ON ord FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+SELECT * FROM idempotency.transition('ord', 16, 'CREATED', 'CREATED');
+SELECT * FROM idempotency.transition('ord', 16, 'CREATED', 'CREATED', '{"amount": 1}');
+-- the SQLSTATEs of all that
+CREATE FUNCTION code(command text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE command;
+  RETURN 'none';
+EXCEPTION WHEN OTHERS THEN
+  RETURN SQLSTATE;
+END $$;
+SELECT code('SELECT idempotency.' || c), c FROM unnest(ARRAY[
+  $$transition('ord', 16, 'CREATED', 'REFUNDED')$$,
+  $$transition('ord', 16, 'CREATED', 'LOST')$$,
+  $$transition('ord', 16, NULL, 'LOST')$$,
+  $$fire('ord', 16, 'ship')$$,
+  $$transition('ord', 16, 'CREATED', 'PAID', '{"note": "twist"}')$$,
+  $$transition('ord', 16, 'CREATED', 'PAID', '{"note": "lose"}')$$,
+  $$fire('ord', 16, 'pay', '{"note": "lose"}')$$,
+  $$transition('ord', 16, 'CREATED', NULL)$$,
+  $$transition(NULL, 16, 'CREATED', 'PAID')$$,
+  $$transition('pg_class', 16, 'CREATED', 'PAID')$$,
+  $$transition('ord', 16, 'CREATED', 'PAID', NULL, 'note')$$,
+  $$transition('ord', 16, 'CREATED', 'PAID', NULL, 'nosuch')$$,
+  $$transition('ord', 16, 'CREATED', 'PAID', '{"nosuch": 1}')$$,
+  $$transition('ord', 16, 'CREATED', 'PAID', '{"status": 1}')$$,
+  $$transition('ord', 16, 'CREATED', 'PAID', '1')$$,
+  $$transition('ord', 'x', 'CREATED', 'PAID')$$,
+  $$transition(0, 16, 'CREATED', 'PAID')$$,
+  $$machine_diagram('nosuch')$$,
+  $$attach_machine('ord', 'status', 'mt')$$,
+  $$attach_machine('ord', 'amount', 'mt')$$,
+  $$attach_machine('ord', 'note', 'mt')$$,
+  $$detach_machine('ord', 'note')$$]) c;
+DROP TRIGGER swallow ON ord;
+DROP TRIGGER z_min ON ord;
+
+-- several machines in one table: the column must be named
+ALTER TABLE ord ADD "Delivery State" text NOT NULL DEFAULT 'CREATED';
+SELECT idempotency.attach_machine('ord', 'Delivery State', 'mt');
+SELECT idempotency.transition('ord', 17, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('ord', 17, 'CREATED', 'PAID', state_column => 'Delivery State');
+SELECT * FROM idempotency.fire('ord', 17, 'close', state_column => 'status');
+SELECT * FROM idempotency.fire('ord', 18, 'pay', '{"Delivery State": "PAID"}', 'status');
+SELECT status, "Delivery State" FROM ord WHERE id IN (17, 18) ORDER BY id;
+SELECT idempotency.detach_machine('ord', 'Delivery State');
+SELECT * FROM idempotency.transition('ord', 19, 'CREATED', 'PAID');
+
+-- two rows under one id: nothing is moved
+CREATE TABLE twice (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, status text);
+SELECT idempotency.attach_machine('twice', 'status', 'mt');
+BEGIN;
+INSERT INTO twice VALUES (1, 'CREATED'), (1, 'CREATED');
+SELECT idempotency.transition('twice', 1, 'CREATED', 'PAID');
+ROLLBACK;
+
+-- renames, type changes, dropped and made again: seen by kept plans
+SELECT * FROM idempotency.transition('ord', 22, 'CREATED', 'PAID');
+ALTER TABLE ord RENAME status TO "the State";
+ALTER TABLE ord RENAME id TO "Order Id";
+ALTER TABLE ord RENAME TO "My Orders";
+SELECT * FROM idempotency.transition('"My Orders"', 23, 'CREATED', 'PAID');
+SELECT * FROM idempotency.fire('"My Orders"', 23, 'refund');
+DROP POLICY see ON "My Orders";
+DROP POLICY upd ON "My Orders";
+ALTER TABLE "My Orders" ALTER "Order Id" TYPE text;
+SELECT * FROM idempotency.transition('"My Orders"', 24, 'CREATED', 'PAID', '{"amount": 3}');
+SELECT * FROM idempotency.transition('"My Orders"', '24', 'CREATED', 'PAID');
+DROP TABLE "My Orders";
+CREATE TABLE ord (status text, id uuid PRIMARY KEY);
+SELECT idempotency.transition('ord', '00000000-0000-0000-0000-000000000001', 'CREATED', 'PAID');
+SELECT idempotency.attach_machine('ord', 'status', 'mt');
+INSERT INTO ord VALUES ('CREATED', '00000000-0000-0000-0000-000000000001');
+SELECT * FROM idempotency.transition('ord', '00000000-0000-0000-0000-000000000001', 'CREATED', 'PAID');
+
+-- a table of the same name first in the search_path is not meant
+RESET ROLE;
+CREATE SCHEMA mt_evil;
+GRANT USAGE ON SCHEMA mt_evil TO regress_mover;
+CREATE TABLE mt_evil.ord (status text, id uuid PRIMARY KEY);
+CREATE FUNCTION mt_evil.eq(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+CREATE OPERATOR mt_evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = mt_evil.eq);
+SET ROLE regress_mover;
+SET search_path = mt_evil, pg_catalog;
+SELECT * FROM idempotency.fire('mt.ord', '00000000-0000-0000-0000-000000000001', 'refund');
+SELECT * FROM idempotency.transition('mt.ord', '00000000-0000-0000-0000-000000000001', 'CREATED', 'PAID');
+SET search_path = mt;
+
+-- replaced: the sessions that have it cached see it
+RESET ROLE;
+SELECT idempotency.define_machine('mt', '{"initial": "CREATED", "transitions": {"CREATED": {"pay": "PAID"}, "PAID": {"void": "VOID"}}}');
+SET ROLE regress_mover;
+SELECT * FROM idempotency.fire('ord', '00000000-0000-0000-0000-000000000001', 'void');
+INSERT INTO ord VALUES ('CREATED', '00000000-0000-0000-0000-000000000002');
+SELECT * FROM idempotency.fire('ord', '00000000-0000-0000-0000-000000000002', 'pay');
+SELECT * FROM idempotency.fire('ord', '00000000-0000-0000-0000-000000000002', 'void');
+SELECT idempotency.transition('ord', '00000000-0000-0000-0000-000000000002', 'PAID', 'REFUNDED');
+
+-- rows that slipped in: said loudly
+RESET ROLE;
+SET session_replication_role = replica;
+INSERT INTO mt.ord VALUES ('LOST', '00000000-0000-0000-0000-000000000003'), (NULL, '00000000-0000-0000-0000-000000000004');
+RESET session_replication_role;
+SET ROLE regress_mover;
+SELECT idempotency.transition('ord', '00000000-0000-0000-0000-000000000003', NULL, 'PAID');
+SELECT * FROM idempotency.transition('ord', '00000000-0000-0000-0000-000000000003', 'CREATED', 'PAID');
+SELECT idempotency.fire('ord', '00000000-0000-0000-0000-000000000004', 'pay');
+SELECT idempotency.transition('ord', '00000000-0000-0000-0000-000000000004', 'CREATED', 'PAID');
+RESET ROLE;
+SELECT * FROM idempotency.off_graph('ord') ORDER BY id;
+
+SET client_min_messages = warning;
+DROP SCHEMA mt CASCADE;
+DROP SCHEMA mt_evil CASCADE;
+SELECT idempotency.drop_machine('mt');
+SELECT idempotency.revoke_usage('regress_mover');
+SELECT idempotency.revoke_usage('regress_mover_other');
+DROP ROLE regress_mover, regress_mover_other;
