@@ -46,6 +46,7 @@ REGRESS = \
 	run \
 	settings \
 	token \
+	token_form \
 	token_fuzz \
 	version
 ISOLATION = \

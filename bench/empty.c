@@ -7,6 +7,8 @@
  *		CREATE FUNCTION empty_claim(...) RETURNS idempotency.claim_result
  *		LANGUAGE c AS :'empty', 'empty';
  *
+ * And one that computes an HMAC as a token needs it, part of a floor.
+ *
  * A text (also the first column of a row) is 'claimed'; bool and numbers are
  * zero; all else is NULL.  What can be prepared once per plan is.
  *
@@ -16,6 +18,7 @@
 
 #include "access/htup_details.h"
 #include "catalog/pg_type.h"
+#include "common/hmac.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
@@ -23,6 +26,7 @@
 PG_MODULE_MAGIC;
 
 PG_FUNCTION_INFO_V1(empty);
+PG_FUNCTION_INFO_V1(bare_hmac);
 
 typedef struct EmptyResult
 {
@@ -75,4 +79,24 @@ empty(PG_FUNCTION_ARGS)
 		default:
 			PG_RETURN_NULL();
 	}
+}
+
+/* HMAC-SHA-256 of a text, repeated to 80 bytes, under a fixed key. */
+Datum
+bare_hmac(PG_FUNCTION_ARGS)
+{
+	static const uint8 key[32];
+	text	   *message = PG_GETARG_TEXT_PP(0);
+	uint8		bytes[80];
+	uint8		digest[32];
+	pg_hmac_ctx *hmac = pg_hmac_create(PG_SHA256);
+
+	for (int i = 0; i < lengthof(bytes); i++)
+		bytes[i] = VARDATA_ANY(message)[i % VARSIZE_ANY_EXHDR(message)];
+	if (pg_hmac_init(hmac, key, sizeof(key)) < 0 ||
+		pg_hmac_update(hmac, bytes, sizeof(bytes)) < 0 ||
+		pg_hmac_final(hmac, digest, sizeof(digest)) < 0)
+		elog(ERROR, "could not compute HMAC");
+	pg_hmac_free(hmac);
+	PG_RETURN_TEXT_P(cstring_to_text(digest[0] == 0 ? "claimed" : "Claimed"));
 }

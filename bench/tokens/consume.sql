@@ -1,0 +1,8 @@
+-- consume_token() of a token that was just issued, over a plain INSERT of the
+-- same mark.
+-- net: self - issue_to_client
+-- over: insert_mark
+-- goal: 1.35 1.35
+\set k random(1000000000000000000, 9000000000000000000)
+SELECT idempotency.issue_token(:k, 'form') AS token \gset
+SELECT status FROM idempotency.consume_token(:token, :k, 'form');

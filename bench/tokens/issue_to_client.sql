@@ -1,0 +1,2 @@
+\set k random(1000000000000000000, 9000000000000000000)
+SELECT idempotency.issue_token(:k, 'form') AS token \gset
