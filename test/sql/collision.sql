@@ -33,6 +33,16 @@ TABLE locks;
 COMMIT;
 SELECT status, response FROM idempotency.claim('collision', 'b');
 
+-- the same key in two scopes
+BEGIN;
+SELECT status FROM idempotency.claim('collision', 'k');
+SELECT status FROM idempotency.claim('collision 2', 'k');
+SELECT idempotency.complete('collision 2', 'k', 'second');
+SELECT status FROM idempotency.claim('collision', 'k');
+SELECT idempotency.complete('collision', 'k', 'first');
+COMMIT;
+SELECT scope, response FROM unnest('{collision,"collision 2"}'::text[]) AS scope, LATERAL idempotency.claim(scope, 'k') ORDER BY scope;
+
 -- one of two left open
 BEGIN;
 SELECT status FROM idempotency.claim('collision', 'd');

@@ -85,6 +85,14 @@ SELECT idempotency.forget('expiry', 'vanishing'), idempotency.forget('expiry', '
 SELECT idempotency.once('expiry', 'vanishing', '1 us') AS anew;
 SELECT idempotency.forget('expiry', 'vanishing') AS expired;
 
+-- what a statement stored it can look up, expire, overwrite and remove
+SELECT idempotency.once('expiry', 'statement'), (idempotency.lookup('expiry', 'statement')).status;
+SELECT idempotency.forget('expiry', 'statement'), (idempotency.lookup('expiry', 'statement')).status;
+SELECT idempotency.once('expiry', 'statement', '1 us') AS stored, length(pg_sleep(0.001)::text) AS wait,
+       idempotency.once('expiry', 'statement', '1 us') AS overwritten, length(pg_sleep(0.001)::text) AS wait,
+       idempotency.once('expiry', 'statement') AS again, (idempotency.lookup('expiry', 'statement')).status,
+       idempotency.forget('expiry', 'statement'), idempotency.once('expiry', 'statement') AS anew;
+
 -- one row a key
 SELECT key, count(*) FROM idempotency.keys WHERE scope = 'expiry' GROUP BY key ORDER BY key;
 SET client_min_messages = warning;
