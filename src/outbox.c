@@ -42,7 +42,6 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
-#include "catalog/pg_am.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "common/hashfn.h"
@@ -113,6 +112,7 @@ typedef struct Take
 	Outbox		box;
 	TimestampTz now;
 	TimestampTz deadline;
+	bool		first_write;	/* has the transaction written nothing yet? */
 	int			max;
 	ReturnSetInfo *result;
 	TupleTableSlot *candidate;	/* what was found due */
@@ -144,6 +144,7 @@ PG_FUNCTION_INFO_V1(idempotency_ack);
 PG_FUNCTION_INFO_V1(idempotency_ack_many);
 PG_FUNCTION_INFO_V1(idempotency_nack);
 PG_FUNCTION_INFO_V1(idempotency_retry_parked);
+PG_FUNCTION_INFO_V1(idempotency_parked);
 
 static void take_by_hint(Take *take, text *topic);
 static TimestampTz take_range(Take *take, text *topic, TimestampTz from,
@@ -169,14 +170,15 @@ static int	array_argument(FunctionCallInfo fcinfo, int arg, const char *what,
 static void open_outbox(Outbox *box, const char *function);
 static void close_outbox(Outbox *box);
 static Oid	outbox_object(const char *name);
-pg_noreturn static void not_as_made(void);
+pg_noreturn static void incomplete(void);
 static bool find_event(Outbox *box, int64 id, TupleTableSlot *event);
 static bool first_of_key(Outbox *box, Datum topic, Datum key, char state,
 						 TupleTableSlot *event);
-static IndexScanDesc begin_due_scan(Outbox *box, text *topic,
+static IndexScanDesc begin_due_scan(Relation rel, Relation by_due,
+									Snapshot snapshot, const text *topic,
 									TimestampTz from, TimestampTz to);
-static IndexScanDesc begin_scan(Outbox *box, Relation index, ScanKey keys,
-								int nkeys);
+static IndexScanDesc begin_scan(Relation rel, Relation index,
+								Snapshot snapshot, ScanKey keys, int nkeys);
 static TupleTableSlot *next_version(Outbox *box, TupleTableSlot *event);
 static bool update_event(Outbox *box, TupleTableSlot *event, bool wait);
 static bool delete_event(Outbox *box, TupleTableSlot *event, bool wait);
@@ -267,6 +269,7 @@ idempotency_take(PG_FUNCTION_ARGS)
 				 errmsg("max must be at least 1")));
 	take.now = GetCurrentTimestamp();
 	take.deadline = after(take.now, not_null(fcinfo, 2, "lease"), "lease");
+	take.first_write = !TransactionIdIsValid(GetTopTransactionIdIfAny());
 
 	InitMaterializedSRF(fcinfo, 0);
 	take.result = (ReturnSetInfo *) fcinfo->resultinfo;
@@ -373,7 +376,8 @@ idempotency_ack_many(PG_FUNCTION_ARGS)
 Datum
 idempotency_nack(PG_FUNCTION_ARGS)
 {
-	TimestampTz due = GetCurrentTimestamp();
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz due = now;
 	Outbox		box;
 	TupleTableSlot *event;
 	bool		done = false;
@@ -381,7 +385,7 @@ idempotency_nack(PG_FUNCTION_ARGS)
 	not_null(fcinfo, 0, "id");
 	not_null(fcinfo, 1, "attempt");
 	if (!PG_ARGISNULL(2))
-		due = after(due, PG_GETARG_INTERVAL_P(2), "retry_in");
+		due = after(now, PG_GETARG_INTERVAL_P(2), "retry_in");
 
 	open_outbox(&box, "nack()");
 	event = table_slot_create(box.rel, NULL);
@@ -391,7 +395,8 @@ idempotency_nack(PG_FUNCTION_ARGS)
 		   event_state(event) == EVENT_LEASED)
 	{
 		bool		keyed = !event_isnull(event, key);
-		bool		park = event_tries(event) >= idempotency_outbox_max_attempts;
+		bool		spent = event_tries(event) >= idempotency_outbox_max_attempts;
+		bool		park = spent;
 		TupleTableSlot *next;
 
 		/* without the key's lock, the next take parks it */
@@ -401,7 +406,7 @@ idempotency_nack(PG_FUNCTION_ARGS)
 
 		next = next_version(&box, event);
 		event_value(next, state) = CharGetDatum(EVENT_READY);
-		event_value(next, due) = TimestampTzGetDatum(due);
+		event_value(next, due) = TimestampTzGetDatum(spent ? now : due);
 		if (park)
 			set_parked(next);
 		event_value(next, error) = PG_GETARG_DATUM(3);
@@ -436,7 +441,8 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 
 	open_outbox(&box, "retry_parked()");
 	event = table_slot_create(box.rel, NULL);
-	scan = begin_due_scan(&box, topic, DT_NOEND, DT_NOEND);
+	scan = begin_due_scan(box.rel, box.by_due, SnapshotSelf, topic,
+						  DT_NOEND, DT_NOEND);
 	while (index_getnext_slot(scan, ForwardScanDirection, event))
 	{
 		TupleTableSlot *next;
@@ -458,6 +464,67 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 	close_outbox(&box);
 
 	PG_RETURN_INT64(done);
+}
+
+/*
+ * parked() RETURNS SETOF idempotency.outbox
+ *
+ * What the view parked_events shows: the parked events, as the statement's
+ * snapshot has them, but without predicate locks.  Goes from topic to topic
+ * in the index by due, to the end of each, past what waits to be delivered.
+ */
+Datum
+idempotency_parked(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	Snapshot	snapshot = GetActiveSnapshot();
+	text	   *topic = NULL;
+	Relation	rel;
+	Relation	by_due;
+	TupleTableSlot *event;
+
+	InitMaterializedSRF(fcinfo, 0);
+	rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
+	by_due = index_open(outbox_object("outbox_due_idx"), AccessShareLock);
+	event = table_slot_create(rel, NULL);
+
+	for (;;)
+	{
+		ScanKeyData beyond;
+		IndexScanDesc scan;
+		bool		found;
+
+		CHECK_FOR_INTERRUPTS();
+		ScanKeyInit(&beyond, 1, BTGreaterStrategyNumber, F_TEXT_GT,
+					PointerGetDatum(topic));
+		scan = begin_scan(rel, by_due, SnapshotAny, &beyond, topic ? 1 : 0);
+		found = index_getnext_slot(scan, ForwardScanDirection, event);
+		if (found)
+		{
+			slot_getallattrs(event);
+			topic = DatumGetTextPCopy(event_value(event, topic));
+		}
+		index_endscan(scan);
+		if (!found)
+			break;
+
+		scan = begin_due_scan(rel, by_due, SnapshotAny, topic,
+							  DT_NOEND, DT_NOEND);
+		while (index_getnext_slot(scan, ForwardScanDirection, event))
+		{
+			CHECK_FOR_INTERRUPTS();
+			slot_getallattrs(event);
+			if (event_state(event) == EVENT_PARKED &&
+				table_tuple_satisfies_snapshot(rel, event, snapshot))
+				tuplestore_puttupleslot(result->setResult, event);
+		}
+		index_endscan(scan);
+	}
+
+	ExecDropSingleTupleTableSlot(event);
+	index_close(by_due, AccessShareLock);
+	table_close(rel, AccessShareLock);
+	return (Datum) 0;
 }
 
 /*
@@ -499,11 +566,14 @@ take_by_hint(Take *take, text *topic)
 	{
 		if (enough(take))
 		{
-			hints[i].first = first;
+			if (take->first_write)
+				hints[i].first = first;
 			return;
 		}
 		first = Min(first, take_range(take, topic, DT_NOBEGIN, from));
 	}
+	if (!take->first_write)
+		return;
 	hints[i].topic = hash;
 	hints[i].first = first;
 	hints[i].read_at = take->now;
@@ -516,7 +586,8 @@ take_by_hint(Take *take, text *topic)
 static TimestampTz
 take_range(Take *take, text *topic, TimestampTz from, TimestampTz to)
 {
-	IndexScanDesc scan = begin_due_scan(&take->box, topic, from, to);
+	IndexScanDesc scan = begin_due_scan(take->box.rel, take->box.by_due,
+										SnapshotSelf, topic, from, to);
 	TimestampTz first = to;
 
 	while (!enough(take) &&
@@ -878,25 +949,13 @@ array_argument(FunctionCallInfo fcinfo, int arg, const char *what, Oid type,
 static void
 open_outbox(Outbox *box, const char *function)
 {
-	Relation	rel;
-
 	PreventCommandIfReadOnly(function);
 
-	rel = table_open(outbox_object("outbox"), RowExclusiveLock);
-	if (rel->rd_rel->relkind != RELKIND_RELATION ||
-		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
-		rel->rd_rel->relnatts != Natts_outbox ||
-		rel->rd_rel->relchecks > 0 ||
-		rel->rd_rel->relrowsecurity ||
-		rel->trigdesc != NULL ||
-		rel->rd_rules != NULL)
-		not_as_made();
-
 	memset(box, 0, sizeof(Outbox));
-	box->rel = rel;
+	box->rel = idempotency_open_table(&idempotency_outbox, RowExclusiveLock);
 	box->estate = CreateExecutorState();
 	box->indexes = makeNode(ResultRelInfo);
-	InitResultRelInfo(box->indexes, rel, 0, NULL, 0);
+	InitResultRelInfo(box->indexes, box->rel, 0, NULL, 0);
 	ExecOpenIndices(box->indexes, false);
 	for (int i = 0; i < box->indexes->ri_NumIndices; i++)
 	{
@@ -913,8 +972,8 @@ open_outbox(Outbox *box, const char *function)
 			box->by_key = index;
 	}
 	if (box->by_id == NULL || box->by_due == NULL || box->by_key == NULL)
-		not_as_made();
-	box->next = MakeSingleTupleTableSlot(RelationGetDescr(rel),
+		incomplete();
+	box->next = MakeSingleTupleTableSlot(RelationGetDescr(box->rel),
 										 &TTSOpsVirtual);
 }
 
@@ -927,7 +986,7 @@ close_outbox(Outbox *box)
 	table_close(box->rel, NoLock);
 }
 
-/* The table or the sequence, found at each call: nothing to be invalidated. */
+/* The sequence or an index, found at each call: nothing to be invalidated. */
 static Oid
 outbox_object(const char *name)
 {
@@ -935,17 +994,17 @@ outbox_object(const char *name)
 										get_namespace_oid("idempotency", false));
 
 	if (!OidIsValid(oid))
-		not_as_made();
+		incomplete();
 	return oid;
 }
 
 static void
-not_as_made(void)
+incomplete(void)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table idempotency.outbox is not as the extension made it"),
-			 errhint("Remove what was added to the table (columns, triggers, rules, row security, checks) and restore its indexes, or create the extension again.")));
+			 errmsg("an index or the sequence of table idempotency.outbox is missing or not valid"),
+			 errhint("Restore the indexes outbox_pkey, outbox_due_idx and outbox_key_idx and the sequence outbox_id_seq, or create the extension again.")));
 }
 
 /* The event with this id, as it is now. */
@@ -957,7 +1016,7 @@ find_event(Outbox *box, int64 id, TupleTableSlot *event)
 	bool		found;
 
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	scan = begin_scan(box, box->by_id, &key, 1);
+	scan = begin_scan(box->rel, box->by_id, SnapshotSelf, &key, 1);
 	found = index_getnext_slot(scan, ForwardScanDirection, event);
 	if (found)
 		slot_getallattrs(event);
@@ -978,7 +1037,7 @@ first_of_key(Outbox *box, Datum topic, Datum key, char state,
 	ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_TEXTEQ, key);
 	ScanKeyInit(&keys[2], 3, BTEqualStrategyNumber, F_CHAREQ,
 				CharGetDatum(state));
-	scan = begin_scan(box, box->by_key, keys, 3);
+	scan = begin_scan(box->rel, box->by_key, SnapshotSelf, keys, 3);
 	found = index_getnext_slot(scan, ForwardScanDirection, event);
 	if (found)
 		slot_getallattrs(event);
@@ -988,7 +1047,8 @@ first_of_key(Outbox *box, Datum topic, Datum key, char state,
 
 /* The events of a topic by due, from <= due < to, or to the end. */
 static IndexScanDesc
-begin_due_scan(Outbox *box, text *topic, TimestampTz from, TimestampTz to)
+begin_due_scan(Relation rel, Relation by_due, Snapshot snapshot,
+			   const text *topic, TimestampTz from, TimestampTz to)
 {
 	ScanKeyData keys[3];
 
@@ -998,15 +1058,15 @@ begin_due_scan(Outbox *box, text *topic, TimestampTz from, TimestampTz to)
 				TimestampTzGetDatum(from));
 	ScanKeyInit(&keys[2], 2, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
 				TimestampTzGetDatum(to));
-	return begin_scan(box, box->by_due, keys, TIMESTAMP_IS_NOEND(to) ? 2 : 3);
+	return begin_scan(rel, by_due, snapshot, keys,
+					  TIMESTAMP_IS_NOEND(to) ? 2 : 3);
 }
 
-/* Everything is read as it is now, not as the transaction's snapshot has it. */
 static IndexScanDesc
-begin_scan(Outbox *box, Relation index, ScanKey keys, int nkeys)
+begin_scan(Relation rel, Relation index, Snapshot snapshot, ScanKey keys,
+		   int nkeys)
 {
-	IndexScanDesc scan = compat_index_beginscan(box->rel, index, SnapshotSelf,
-												nkeys);
+	IndexScanDesc scan = compat_index_beginscan(rel, index, snapshot, nkeys);
 
 	index_rescan(scan, keys, nkeys, NULL, 0);
 	return scan;
@@ -1020,17 +1080,20 @@ static TupleTableSlot *
 next_version(Outbox *box, TupleTableSlot *event)
 {
 	TupleTableSlot *next = box->next;
+	int			natts = next->tts_tupleDescriptor->natts;
 
 	ExecClearTuple(next);
 	if (event != NULL)
 	{
-		memcpy(next->tts_values, event->tts_values,
-			   Natts_outbox * sizeof(Datum));
-		memcpy(next->tts_isnull, event->tts_isnull,
-			   Natts_outbox * sizeof(bool));
+		memcpy(next->tts_values, event->tts_values, natts * sizeof(Datum));
+		memcpy(next->tts_isnull, event->tts_isnull, natts * sizeof(bool));
 	}
 	else
+	{
+		/* columns that somebody else has added stay NULL */
+		memset(next->tts_isnull, true, natts * sizeof(bool));
 		memset(next->tts_isnull, false, Natts_outbox * sizeof(bool));
+	}
 	return ExecStoreVirtualTuple(next);
 }
 
@@ -1046,10 +1109,9 @@ update_event(Outbox *box, TupleTableSlot *event, bool wait)
 	TU_UpdateIndexes update_indexes;
 
 	CheckCmdReplicaIdentity(box->rel, CMD_UPDATE);
-	if (table_tuple_update(box->rel, &event->tts_tid, box->next,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, wait, &failure, &lockmode,
-						   &update_indexes) != TM_Ok)
+	if (compat_tuple_update(box->rel, &event->tts_tid, box->next,
+							GetCurrentCommandId(true), wait, &failure,
+							&lockmode, &update_indexes) != TM_Ok)
 		return false;
 	if (update_indexes != TU_None)
 		write_index_entries(box, true, update_indexes);
@@ -1064,9 +1126,9 @@ delete_event(Outbox *box, TupleTableSlot *event, bool wait)
 	TM_FailureData failure;
 
 	CheckCmdReplicaIdentity(box->rel, CMD_DELETE);
-	if (table_tuple_delete(box->rel, &event->tts_tid,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, wait, &failure, false) != TM_Ok)
+	if (compat_tuple_delete(box->rel, &event->tts_tid,
+							GetCurrentCommandId(true), wait,
+							&failure) != TM_Ok)
 		return false;
 	CommandCounterIncrement();
 	return true;
