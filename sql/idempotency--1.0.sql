@@ -604,10 +604,13 @@ CREATE FUNCTION idempotency.outbox_events() RETURNS SETOF idempotency.outbox
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_outbox_events';
 COMMENT ON FUNCTION idempotency.outbox_events() IS 'internal: the events, read without predicate locks';
 
+CREATE FUNCTION idempotency.parked() RETURNS SETOF idempotency.outbox
+LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_parked';
+COMMENT ON FUNCTION idempotency.parked() IS 'internal: the parked events, read without predicate locks';
+
 CREATE VIEW idempotency.parked_events AS
   SELECT id, topic, key, payload, attempt, emitted_at, parked_at, error
-  FROM idempotency.outbox_events()
-  WHERE state = 'p';
+  FROM idempotency.parked();
 COMMENT ON VIEW idempotency.parked_events IS 'admin: events that failed idempotency.outbox_max_attempts times, with the last error that nack was given';
 
 ----------------------------------------------------------------------------
@@ -784,7 +787,7 @@ AS $$
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer',
-        'leased_keys', 'outbox_events', 'key_counts', 'rotate_token_key',
+        'leased_keys', 'outbox_events', 'parked', 'key_counts', 'rotate_token_key',
         'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
     END)

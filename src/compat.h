@@ -37,16 +37,16 @@
 
 /* 19 adds options, and takes the changing of a partition as one of them */
 #if PG_VERSION_NUM >= 190000
-#define compat_tuple_update(rel, tid, slot, cid, failure, mode, which) \
+#define compat_tuple_update(rel, tid, slot, cid, wait, failure, mode, which) \
 	table_tuple_update(rel, tid, slot, cid, 0, InvalidSnapshot, \
-					   InvalidSnapshot, true, failure, mode, which)
+					   InvalidSnapshot, wait, failure, mode, which)
 #define compat_tuple_delete(rel, tid, cid, wait, failure) \
 	table_tuple_delete(rel, tid, cid, 0, InvalidSnapshot, InvalidSnapshot, \
 					   wait, failure)
 #else
-#define compat_tuple_update(rel, tid, slot, cid, failure, mode, which) \
+#define compat_tuple_update(rel, tid, slot, cid, wait, failure, mode, which) \
 	table_tuple_update(rel, tid, slot, cid, InvalidSnapshot, \
-					   InvalidSnapshot, true, failure, mode, which)
+					   InvalidSnapshot, wait, failure, mode, which)
 #define compat_tuple_delete(rel, tid, cid, wait, failure) \
 	table_tuple_delete(rel, tid, cid, InvalidSnapshot, InvalidSnapshot, \
 					   wait, failure, false)

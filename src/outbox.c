@@ -144,6 +144,7 @@ PG_FUNCTION_INFO_V1(idempotency_ack);
 PG_FUNCTION_INFO_V1(idempotency_ack_many);
 PG_FUNCTION_INFO_V1(idempotency_nack);
 PG_FUNCTION_INFO_V1(idempotency_retry_parked);
+PG_FUNCTION_INFO_V1(idempotency_parked);
 
 static void take_by_hint(Take *take, text *topic);
 static TimestampTz take_range(Take *take, text *topic, TimestampTz from,
@@ -173,10 +174,11 @@ pg_noreturn static void not_as_made(void);
 static bool find_event(Outbox *box, int64 id, TupleTableSlot *event);
 static bool first_of_key(Outbox *box, Datum topic, Datum key, char state,
 						 TupleTableSlot *event);
-static IndexScanDesc begin_due_scan(Outbox *box, text *topic,
+static IndexScanDesc begin_due_scan(Relation rel, Relation by_due,
+									Snapshot snapshot, const text *topic,
 									TimestampTz from, TimestampTz to);
-static IndexScanDesc begin_scan(Outbox *box, Relation index, ScanKey keys,
-								int nkeys);
+static IndexScanDesc begin_scan(Relation rel, Relation index,
+								Snapshot snapshot, ScanKey keys, int nkeys);
 static TupleTableSlot *next_version(Outbox *box, TupleTableSlot *event);
 static bool update_event(Outbox *box, TupleTableSlot *event, bool wait);
 static bool delete_event(Outbox *box, TupleTableSlot *event, bool wait);
@@ -436,7 +438,8 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 
 	open_outbox(&box, "retry_parked()");
 	event = table_slot_create(box.rel, NULL);
-	scan = begin_due_scan(&box, topic, DT_NOEND, DT_NOEND);
+	scan = begin_due_scan(box.rel, box.by_due, SnapshotSelf, topic,
+						  DT_NOEND, DT_NOEND);
 	while (index_getnext_slot(scan, ForwardScanDirection, event))
 	{
 		TupleTableSlot *next;
@@ -458,6 +461,67 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 	close_outbox(&box);
 
 	PG_RETURN_INT64(done);
+}
+
+/*
+ * parked() RETURNS SETOF idempotency.outbox
+ *
+ * What the view parked_events shows: the parked events, as the statement's
+ * snapshot has them, but without predicate locks.  Goes from topic to topic
+ * in the index by due, to the end of each, past what waits to be delivered.
+ */
+Datum
+idempotency_parked(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	Snapshot	snapshot = GetActiveSnapshot();
+	text	   *topic = NULL;
+	Relation	rel;
+	Relation	by_due;
+	TupleTableSlot *event;
+
+	InitMaterializedSRF(fcinfo, 0);
+	rel = table_open(outbox_object("outbox"), AccessShareLock);
+	by_due = index_open(outbox_object("outbox_due_idx"), AccessShareLock);
+	event = table_slot_create(rel, NULL);
+
+	for (;;)
+	{
+		ScanKeyData beyond;
+		IndexScanDesc scan;
+		bool		found;
+
+		CHECK_FOR_INTERRUPTS();
+		ScanKeyInit(&beyond, 1, BTGreaterStrategyNumber, F_TEXT_GT,
+					PointerGetDatum(topic));
+		scan = begin_scan(rel, by_due, SnapshotAny, &beyond, topic ? 1 : 0);
+		found = index_getnext_slot(scan, ForwardScanDirection, event);
+		if (found)
+		{
+			slot_getallattrs(event);
+			topic = DatumGetTextPCopy(event_value(event, topic));
+		}
+		index_endscan(scan);
+		if (!found)
+			break;
+
+		scan = begin_due_scan(rel, by_due, SnapshotAny, topic,
+							  DT_NOEND, DT_NOEND);
+		while (index_getnext_slot(scan, ForwardScanDirection, event))
+		{
+			CHECK_FOR_INTERRUPTS();
+			slot_getallattrs(event);
+			if (event_state(event) == EVENT_PARKED &&
+				table_tuple_satisfies_snapshot(rel, event, snapshot))
+				tuplestore_puttupleslot(result->setResult, event);
+		}
+		index_endscan(scan);
+	}
+
+	ExecDropSingleTupleTableSlot(event);
+	index_close(by_due, AccessShareLock);
+	table_close(rel, AccessShareLock);
+	return (Datum) 0;
 }
 
 /*
@@ -516,7 +580,8 @@ take_by_hint(Take *take, text *topic)
 static TimestampTz
 take_range(Take *take, text *topic, TimestampTz from, TimestampTz to)
 {
-	IndexScanDesc scan = begin_due_scan(&take->box, topic, from, to);
+	IndexScanDesc scan = begin_due_scan(take->box.rel, take->box.by_due,
+										SnapshotSelf, topic, from, to);
 	TimestampTz first = to;
 
 	while (!enough(take) &&
@@ -957,7 +1022,7 @@ find_event(Outbox *box, int64 id, TupleTableSlot *event)
 	bool		found;
 
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	scan = begin_scan(box, box->by_id, &key, 1);
+	scan = begin_scan(box->rel, box->by_id, SnapshotSelf, &key, 1);
 	found = index_getnext_slot(scan, ForwardScanDirection, event);
 	if (found)
 		slot_getallattrs(event);
@@ -978,7 +1043,7 @@ first_of_key(Outbox *box, Datum topic, Datum key, char state,
 	ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_TEXTEQ, key);
 	ScanKeyInit(&keys[2], 3, BTEqualStrategyNumber, F_CHAREQ,
 				CharGetDatum(state));
-	scan = begin_scan(box, box->by_key, keys, 3);
+	scan = begin_scan(box->rel, box->by_key, SnapshotSelf, keys, 3);
 	found = index_getnext_slot(scan, ForwardScanDirection, event);
 	if (found)
 		slot_getallattrs(event);
@@ -988,7 +1053,8 @@ first_of_key(Outbox *box, Datum topic, Datum key, char state,
 
 /* The events of a topic by due, from <= due < to, or to the end. */
 static IndexScanDesc
-begin_due_scan(Outbox *box, text *topic, TimestampTz from, TimestampTz to)
+begin_due_scan(Relation rel, Relation by_due, Snapshot snapshot,
+			   const text *topic, TimestampTz from, TimestampTz to)
 {
 	ScanKeyData keys[3];
 
@@ -998,15 +1064,15 @@ begin_due_scan(Outbox *box, text *topic, TimestampTz from, TimestampTz to)
 				TimestampTzGetDatum(from));
 	ScanKeyInit(&keys[2], 2, BTLessStrategyNumber, F_TIMESTAMPTZ_LT,
 				TimestampTzGetDatum(to));
-	return begin_scan(box, box->by_due, keys, TIMESTAMP_IS_NOEND(to) ? 2 : 3);
+	return begin_scan(rel, by_due, snapshot, keys,
+					  TIMESTAMP_IS_NOEND(to) ? 2 : 3);
 }
 
-/* Everything is read as it is now, not as the transaction's snapshot has it. */
 static IndexScanDesc
-begin_scan(Outbox *box, Relation index, ScanKey keys, int nkeys)
+begin_scan(Relation rel, Relation index, Snapshot snapshot, ScanKey keys,
+		   int nkeys)
 {
-	IndexScanDesc scan = compat_index_beginscan(box->rel, index, SnapshotSelf,
-												nkeys);
+	IndexScanDesc scan = compat_index_beginscan(rel, index, snapshot, nkeys);
 
 	index_rescan(scan, keys, nkeys, NULL, 0);
 	return scan;
@@ -1046,10 +1112,9 @@ update_event(Outbox *box, TupleTableSlot *event, bool wait)
 	TU_UpdateIndexes update_indexes;
 
 	CheckCmdReplicaIdentity(box->rel, CMD_UPDATE);
-	if (table_tuple_update(box->rel, &event->tts_tid, box->next,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, wait, &failure, &lockmode,
-						   &update_indexes) != TM_Ok)
+	if (compat_tuple_update(box->rel, &event->tts_tid, box->next,
+							GetCurrentCommandId(true), wait, &failure,
+							&lockmode, &update_indexes) != TM_Ok)
 		return false;
 	if (update_indexes != TU_None)
 		write_index_entries(box, true, update_indexes);
@@ -1064,9 +1129,9 @@ delete_event(Outbox *box, TupleTableSlot *event, bool wait)
 	TM_FailureData failure;
 
 	CheckCmdReplicaIdentity(box->rel, CMD_DELETE);
-	if (table_tuple_delete(box->rel, &event->tts_tid,
-						   GetCurrentCommandId(true), InvalidSnapshot,
-						   InvalidSnapshot, wait, &failure, false) != TM_Ok)
+	if (compat_tuple_delete(box->rel, &event->tts_tid,
+							GetCurrentCommandId(true), wait,
+							&failure) != TM_Ok)
 		return false;
 	CommandCounterIncrement();
 	return true;

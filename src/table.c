@@ -407,7 +407,7 @@ idempotency_update_row(RowAccess *row, Datum *values, bool *nulls)
 	ExecStoreVirtualTuple(slot);
 
 	if (compat_tuple_update(row->rel, &row->slot->tts_tid, slot,
-							GetCurrentCommandId(true), &failure, &lockmode,
+							GetCurrentCommandId(true), true, &failure, &lockmode,
 							&update_indexes) != TM_Ok)
 		lost_race();
 	if (update_indexes != TU_None)
