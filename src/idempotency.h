@@ -77,6 +77,7 @@ typedef struct RowAccess
 } RowAccess;
 
 extern OwnTable idempotency_keys;
+extern OwnTable idempotency_outbox;
 extern OwnTable idempotency_token_keys;
 extern OwnTable idempotency_used_tokens;
 extern OwnTable idempotency_token_generations;

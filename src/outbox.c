@@ -42,7 +42,6 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
-#include "catalog/pg_am.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "common/hashfn.h"
@@ -170,7 +169,7 @@ static int	array_argument(FunctionCallInfo fcinfo, int arg, const char *what,
 static void open_outbox(Outbox *box, const char *function);
 static void close_outbox(Outbox *box);
 static Oid	outbox_object(const char *name);
-pg_noreturn static void not_as_made(void);
+pg_noreturn static void incomplete(void);
 static bool find_event(Outbox *box, int64 id, TupleTableSlot *event);
 static bool first_of_key(Outbox *box, Datum topic, Datum key, char state,
 						 TupleTableSlot *event);
@@ -481,7 +480,7 @@ idempotency_parked(PG_FUNCTION_ARGS)
 	TupleTableSlot *event;
 
 	InitMaterializedSRF(fcinfo, 0);
-	rel = table_open(outbox_object("outbox"), AccessShareLock);
+	rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
 	by_due = index_open(outbox_object("outbox_due_idx"), AccessShareLock);
 	event = table_slot_create(rel, NULL);
 
@@ -943,25 +942,13 @@ array_argument(FunctionCallInfo fcinfo, int arg, const char *what, Oid type,
 static void
 open_outbox(Outbox *box, const char *function)
 {
-	Relation	rel;
-
 	PreventCommandIfReadOnly(function);
 
-	rel = table_open(outbox_object("outbox"), RowExclusiveLock);
-	if (rel->rd_rel->relkind != RELKIND_RELATION ||
-		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
-		rel->rd_rel->relnatts != Natts_outbox ||
-		rel->rd_rel->relchecks > 0 ||
-		rel->rd_rel->relrowsecurity ||
-		rel->trigdesc != NULL ||
-		rel->rd_rules != NULL)
-		not_as_made();
-
 	memset(box, 0, sizeof(Outbox));
-	box->rel = rel;
+	box->rel = idempotency_open_table(&idempotency_outbox, RowExclusiveLock);
 	box->estate = CreateExecutorState();
 	box->indexes = makeNode(ResultRelInfo);
-	InitResultRelInfo(box->indexes, rel, 0, NULL, 0);
+	InitResultRelInfo(box->indexes, box->rel, 0, NULL, 0);
 	ExecOpenIndices(box->indexes, false);
 	for (int i = 0; i < box->indexes->ri_NumIndices; i++)
 	{
@@ -978,8 +965,8 @@ open_outbox(Outbox *box, const char *function)
 			box->by_key = index;
 	}
 	if (box->by_id == NULL || box->by_due == NULL || box->by_key == NULL)
-		not_as_made();
-	box->next = MakeSingleTupleTableSlot(RelationGetDescr(rel),
+		incomplete();
+	box->next = MakeSingleTupleTableSlot(RelationGetDescr(box->rel),
 										 &TTSOpsVirtual);
 }
 
@@ -992,7 +979,7 @@ close_outbox(Outbox *box)
 	table_close(box->rel, NoLock);
 }
 
-/* The table or the sequence, found at each call: nothing to be invalidated. */
+/* The sequence or an index, found at each call: nothing to be invalidated. */
 static Oid
 outbox_object(const char *name)
 {
@@ -1000,17 +987,17 @@ outbox_object(const char *name)
 										get_namespace_oid("idempotency", false));
 
 	if (!OidIsValid(oid))
-		not_as_made();
+		incomplete();
 	return oid;
 }
 
 static void
-not_as_made(void)
+incomplete(void)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table idempotency.outbox is not as the extension made it"),
-			 errhint("Remove what was added to the table (columns, triggers, rules, row security, checks) and restore its indexes, or create the extension again.")));
+			 errmsg("an index or the sequence of table idempotency.outbox is missing or not valid"),
+			 errhint("Restore the indexes outbox_pkey, outbox_due_idx and outbox_key_idx and the sequence outbox_id_seq, or create the extension again.")));
 }
 
 /* The event with this id, as it is now. */
@@ -1086,17 +1073,20 @@ static TupleTableSlot *
 next_version(Outbox *box, TupleTableSlot *event)
 {
 	TupleTableSlot *next = box->next;
+	int			natts = next->tts_tupleDescriptor->natts;
 
 	ExecClearTuple(next);
 	if (event != NULL)
 	{
-		memcpy(next->tts_values, event->tts_values,
-			   Natts_outbox * sizeof(Datum));
-		memcpy(next->tts_isnull, event->tts_isnull,
-			   Natts_outbox * sizeof(bool));
+		memcpy(next->tts_values, event->tts_values, natts * sizeof(Datum));
+		memcpy(next->tts_isnull, event->tts_isnull, natts * sizeof(bool));
 	}
 	else
+	{
+		/* columns that somebody else has added stay NULL */
+		memset(next->tts_isnull, true, natts * sizeof(bool));
 		memset(next->tts_isnull, false, Natts_outbox * sizeof(bool));
+	}
 	return ExecStoreVirtualTuple(next);
 }
 

@@ -146,8 +146,32 @@ OwnTable	idempotency_token_generations = {
 	.equal = {F_TEXTEQ, F_TEXTEQ}
 };
 
+static const OwnColumn outbox_columns[] = {
+	{"id", INT8OID},
+	{"due", TIMESTAMPTZOID},
+	{"emitted_at", TIMESTAMPTZOID},
+	{"parked_at", TIMESTAMPTZOID},
+	{"attempt", INT4OID},
+	{"tries", INT4OID},
+	{"state", CHAROID},
+	{"topic", TEXTOID},
+	{"key", TEXTOID},
+	{"payload", JSONBOID},
+	{"error", TEXTOID}
+};
+
+OwnTable	idempotency_outbox = {
+	.name = "outbox",
+	.columns = outbox_columns,
+	.natts = lengthof(outbox_columns),
+	.nkeys = 1,
+	.key = {1},
+	.equal = {F_INT8EQ}
+};
+
 static OwnTable *const own_tables[] = {
 	&idempotency_keys,
+	&idempotency_outbox,
 	&idempotency_token_keys,
 	&idempotency_used_tokens,
 	&idempotency_token_generations
