@@ -112,6 +112,7 @@ typedef struct Take
 	Outbox		box;
 	TimestampTz now;
 	TimestampTz deadline;
+	bool		first_write;	/* has the transaction written nothing yet? */
 	int			max;
 	ReturnSetInfo *result;
 	TupleTableSlot *candidate;	/* what was found due */
@@ -268,6 +269,7 @@ idempotency_take(PG_FUNCTION_ARGS)
 				 errmsg("max must be at least 1")));
 	take.now = GetCurrentTimestamp();
 	take.deadline = after(take.now, not_null(fcinfo, 2, "lease"), "lease");
+	take.first_write = !TransactionIdIsValid(GetTopTransactionIdIfAny());
 
 	InitMaterializedSRF(fcinfo, 0);
 	take.result = (ReturnSetInfo *) fcinfo->resultinfo;
@@ -374,7 +376,8 @@ idempotency_ack_many(PG_FUNCTION_ARGS)
 Datum
 idempotency_nack(PG_FUNCTION_ARGS)
 {
-	TimestampTz due = GetCurrentTimestamp();
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz due = now;
 	Outbox		box;
 	TupleTableSlot *event;
 	bool		done = false;
@@ -382,7 +385,7 @@ idempotency_nack(PG_FUNCTION_ARGS)
 	not_null(fcinfo, 0, "id");
 	not_null(fcinfo, 1, "attempt");
 	if (!PG_ARGISNULL(2))
-		due = after(due, PG_GETARG_INTERVAL_P(2), "retry_in");
+		due = after(now, PG_GETARG_INTERVAL_P(2), "retry_in");
 
 	open_outbox(&box, "nack()");
 	event = table_slot_create(box.rel, NULL);
@@ -392,7 +395,8 @@ idempotency_nack(PG_FUNCTION_ARGS)
 		   event_state(event) == EVENT_LEASED)
 	{
 		bool		keyed = !event_isnull(event, key);
-		bool		park = event_tries(event) >= idempotency_outbox_max_attempts;
+		bool		spent = event_tries(event) >= idempotency_outbox_max_attempts;
+		bool		park = spent;
 		TupleTableSlot *next;
 
 		/* without the key's lock, the next take parks it */
@@ -402,7 +406,7 @@ idempotency_nack(PG_FUNCTION_ARGS)
 
 		next = next_version(&box, event);
 		event_value(next, state) = CharGetDatum(EVENT_READY);
-		event_value(next, due) = TimestampTzGetDatum(due);
+		event_value(next, due) = TimestampTzGetDatum(spent ? now : due);
 		if (park)
 			set_parked(next);
 		event_value(next, error) = PG_GETARG_DATUM(3);
@@ -562,11 +566,14 @@ take_by_hint(Take *take, text *topic)
 	{
 		if (enough(take))
 		{
-			hints[i].first = first;
+			if (take->first_write)
+				hints[i].first = first;
 			return;
 		}
 		first = Min(first, take_range(take, topic, DT_NOBEGIN, from));
 	}
+	if (!take->first_write)
+		return;
 	hints[i].topic = hash;
 	hints[i].first = first;
 	hints[i].read_at = take->now;

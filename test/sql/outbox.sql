@@ -219,6 +219,16 @@ SELECT payload, idempotency.ack(id, attempt) FROM idempotency.take('one');
 SELECT count(*) FROM idempotency.take('one');
 COMMIT;
 
+-- after a rollback, the oldest first again, whatever was met before
+SELECT count(idempotency.emit('again', to_jsonb(i))) FROM generate_series(1, 3) i;
+SELECT payload, idempotency.nack(id, attempt) FROM idempotency.take('again', 1);
+BEGIN;
+SELECT payload FROM idempotency.take('again', 1);
+SELECT payload FROM idempotency.take('again', 1);
+ROLLBACK;
+SELECT payload FROM idempotency.take('again', 1);
+TRUNCATE idempotency.outbox;
+
 --
 -- misuse is refused before anything is written
 --
