@@ -15,6 +15,7 @@ $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION idempotency;
 	CREATE ROLE app LOGIN;
+	ALTER ROLE app SET statement_timeout = '30 s';	-- a wait on the standby would be endless
 	SELECT idempotency.grant_usage('app');
 	CREATE FUNCTION public.f(jsonb) RETURNS text LANGUAGE sql AS $$ SELECT 'called' $$;
 });
