@@ -3,6 +3,7 @@
 \pset null '(null)'
 CREATE ROLE regress_purge;
 SELECT idempotency.grant_admin('regress_purge');
+DELETE FROM idempotency.keys;
 SET ROLE regress_purge;
 SET default_transaction_isolation = serializable;
 
