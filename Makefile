@@ -8,6 +8,7 @@ OBJS = \
 	src/key.o \
 	src/run.o \
 	src/lease.o \
+	src/fence.o \
 	src/insight.o \
 	src/purge.o \
 	src/worker.o \
@@ -27,6 +28,7 @@ PGFILEDESC = "idempotency - a retried request runs once"
 REGRESS = \
 	altered \
 	collision \
+	fence \
 	insert_once \
 	key_claim \
 	key_effect \

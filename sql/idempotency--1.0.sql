@@ -237,6 +237,24 @@ CREATE FUNCTION idempotency.insert_once(
 LANGUAGE c ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_insert_once';
 COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inserts new_row as the caller, or returns the row that was there, as it is now; target: NULL::the_table; new_row: its columns, others take their default; conflict: the columns of the unique index that decides, NULL is the only one whose columns all stand in new_row; errors: 22004, 22023, 27000, 42501, 42703, 42809, 42P01, 42P10, and those of INSERT';
 
+CREATE FUNCTION idempotency.guard_fence() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_fence';
+COMMENT ON FUNCTION idempotency.guard_fence() IS 'trigger that attach_fence() puts on a table: refuses an UPDATE that does not assign the fence column, or lowers it; error: IK002';
+
+CREATE FUNCTION idempotency.attach_fence(
+  rel          regclass,
+  fence_column name
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_fence';
+COMMENT ON FUNCTION idempotency.attach_fence(regclass, name) IS 'from now on every UPDATE of a table that you own must assign this bigint column, not NULL and not lower than it was; errors: 0A000, 22004, 42501, 42703, 42710, 42804';
+
+CREATE FUNCTION idempotency.detach_fence(
+  rel          regclass,
+  fence_column name
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_fence';
+COMMENT ON FUNCTION idempotency.detach_fence(regclass, name) IS 'takes the fence off the column again; errors: IK007 it is none, 22004, 42501, 42703';
+
 ----------------------------------------------------------------------------
 -- State machines
 ----------------------------------------------------------------------------
@@ -778,6 +796,7 @@ AS $$
         'insert_once',
         'lease', 'extend', 'checkpoint',
         'acquire_lock', 'renew_lock', 'release_lock',
+        'attach_fence', 'detach_fence', 'guard_fence',
         'emit', 'take', 'ack', 'nack',
         'issue_token', 'consume_token', 'check_token', 'revoke_token',
         'revoke_tokens',

@@ -1,0 +1,164 @@
+/*-------------------------------------------------------------------------
+ *
+ * fence.c
+ *		A fence on the resource: no UPDATE by a holder who was superseded.
+ *
+ * Two triggers, both BEFORE UPDATE:
+ *
+ *		UPDATE OF fence ... guard_fence()
+ *				its column list tells the fence column; refuses NULL, and a
+ *				fence lower than the row's
+ *		UPDATE ... guard_fence()
+ *				refuses an UPDATE that does not assign the column
+ *
+ * The column list follows a renamed column through dump and restore, which an
+ * argument with its name would not.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "idempotency.h"
+
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "machine.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+
+PG_FUNCTION_INFO_V1(idempotency_attach_fence);
+PG_FUNCTION_INFO_V1(idempotency_detach_fence);
+PG_FUNCTION_INFO_V1(idempotency_guard_fence);
+
+static void check_fence(TriggerData *trigdata, AttrNumber column);
+static void check_assigned(TriggerData *trigdata);
+
+/*
+ * attach_fence(rel, fence_column): guard a table that the caller owns.
+ * Nothing may be NULL.  Errors: 0A000 for a table or column that cannot be
+ * guarded, 42710 attached already, 42804 not a bigint.
+ */
+Datum
+idempotency_attach_fence(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = idempotency_open_owned(fcinfo, &column);
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+
+	idempotency_check_attachable(rel, column);
+	if (attr->atttypid != INT8OID)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
+						format_type_be(attr->atttypid)),
+				 errhint("A fence column is of type bigint.")));
+	if (idempotency_find_trigger(rel, "guard_fence", column, 0) != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("column \"%s\" is a fence already",
+						NameStr(attr->attname))));
+
+	idempotency_create_trigger(rel, "zz_IK_fence", "BEFORE UPDATE", column,
+							   "idempotency.guard_fence()");
+	if (idempotency_find_trigger(rel, "guard_fence", InvalidAttrNumber, 0) == NULL)
+		idempotency_create_trigger(rel, "zz_IK_fence_assigned", "BEFORE UPDATE",
+								   InvalidAttrNumber,
+								   "idempotency.guard_fence()");
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/* detach_fence(rel, fence_column): IK007 if it is none. */
+Datum
+idempotency_detach_fence(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = idempotency_open_owned(fcinfo, &column);
+	const Trigger *trigger = idempotency_find_trigger(rel, "guard_fence",
+													  column, 0);
+	bool		last = true;
+
+	if (trigger == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("column \"%s\" is not a fence of table \"%s\"",
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel))));
+	idempotency_drop_trigger(rel, trigger);
+
+	for (AttrNumber other = 1; other <= RelationGetNumberOfAttributes(rel); other++)
+		if (idempotency_find_trigger(rel, "guard_fence", other, 0) != NULL)
+			last = false;
+	trigger = idempotency_find_trigger(rel, "guard_fence", InvalidAttrNumber, 0);
+	if (last && trigger != NULL)
+		idempotency_drop_trigger(rel, trigger);
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/* The trigger function; see the head of this file. */
+Datum
+idempotency_guard_fence(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigdata->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigdata->tg_event) ||
+		!TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired by a trigger that attach_fence() made",
+						"guard_fence")));
+
+	if (trigdata->tg_trigger->tgnattr == 1)
+		check_fence(trigdata, trigdata->tg_trigger->tgattr[0]);
+	else
+		check_assigned(trigdata);
+	return PointerGetDatum(trigdata->tg_newtuple);
+}
+
+/* IK002 for a fence that is NULL or lower than the row's. */
+static void
+check_fence(TriggerData *trigdata, AttrNumber column)
+{
+	bool		new_null;
+	bool		old_null;
+	Datum		new = slot_getattr(trigdata->tg_newslot, column, &new_null);
+	Datum		old = slot_getattr(trigdata->tg_trigslot, column, &old_null);
+
+	if (new_null)
+		ereport(ERROR,
+				(errcode(ERRCODE_STALE_FENCE),
+				 errmsg("fence must not be null"),
+				 errtablecol(trigdata->tg_relation, column)));
+	if (!old_null && DatumGetInt64(new) < DatumGetInt64(old))
+		ereport(ERROR,
+				(errcode(ERRCODE_STALE_FENCE),
+				 errmsg("fence has been superseded"),
+				 errdetail("The row was written with a higher fence since."),
+				 errhint("Roll back: somebody else holds the lease or the lock."),
+				 errtablecol(trigdata->tg_relation, column)));
+}
+
+/* IK002 for an UPDATE that does not assign every fence of the table. */
+static void
+check_assigned(TriggerData *trigdata)
+{
+	TriggerDesc *triggers = trigdata->tg_relation->trigdesc;
+
+	for (int i = 0; i < triggers->numtriggers; i++)
+	{
+		Trigger    *trigger = &triggers->triggers[i];
+
+		if (trigger->tgfoid == trigdata->tg_trigger->tgfoid &&
+			trigger->tgnattr == 1 &&
+			!bms_is_member(trigger->tgattr[0] - FirstLowInvalidHeapAttributeNumber,
+						   trigdata->tg_updatedcols))
+			ereport(ERROR,
+					(errcode(ERRCODE_STALE_FENCE),
+					 errmsg("update does not assign the fence"),
+					 errhint("Set the fence column to the fence that lease() or acquire_lock() returned."),
+					 errtablecol(trigdata->tg_relation, trigger->tgattr[0])));
+	}
+}
