@@ -126,7 +126,7 @@ copy_postgres() {
 # Copies the tree to $work/src.
 copy_tree() {
 	mkdir "$work/src"
-	tar -C "$root" -c --exclude=./.git . | tar -C "$work/src" -x --no-same-owner
+	tar -C "$root" -c --exclude=./.git --exclude=node_modules . | tar -C "$work/src" -x --no-same-owner
 	((EUID != 0)) || chown -R postgres: "$work"
 }
 
