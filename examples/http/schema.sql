@@ -70,3 +70,37 @@ BEGIN
                            'paid_at', paid.paid_at);
 END
 $$;
+
+-- The order form sends a one-time token instead of a key.  The answer is stored
+-- under the token's id, so that a form that is sent again gets it back; the claim
+-- comes first, so that two of the same form wait for each other there.
+CREATE FUNCTION submit_order_form(token text, customer text, request jsonb)
+RETURNS idempotency.claim_result LANGUAGE plpgsql AS $$
+DECLARE
+  scope  CONSTANT text := 'shop:order-form:' || customer;
+  looked CONSTANT idempotency.token_result := idempotency.check_token(token, customer, 'order-form');
+  answer idempotency.claim_result;
+BEGIN
+  IF looked.status = 'invalid' THEN
+    answer.status := 'invalid';
+    RETURN answer;
+  END IF;
+
+  answer := idempotency.claim(scope, looked.id, request, wait => '5 s');
+  IF answer.status <> 'claimed' THEN
+    RETURN answer;
+  END IF;
+
+  answer.status := (idempotency.consume_token(token, customer, 'order-form')).status;
+  IF answer.status <> 'consumed' THEN
+    PERFORM idempotency.release(scope, looked.id);
+    RETURN answer;
+  END IF;
+
+  -- a refusal rolls all of this back: the token can be used again
+  answer.response := create_order(request);
+  PERFORM idempotency.complete(scope, looked.id, answer.response);
+  answer.status := 'completed';
+  RETURN answer;
+END
+$$;

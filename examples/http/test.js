@@ -47,10 +47,6 @@ test('a double click', async () => {
   await page.getByText('Order 1: 2 × espresso, 5.00').waitFor();
   await page.dblclick('#pay');
   await page.getByText('Paid 5.00, receipt 1').waitFor();
-  if (process.env.SCREENSHOT) {
-    await page.setViewportSize({ width: 480, height: 260 });
-    await page.screenshot({ path: process.env.SCREENSHOT });
-  }
   assert.equal(requests.length, 2, 'the button was disabled while it waited');
   await oneOrderOnePayment();
 });
@@ -108,6 +104,10 @@ test('no answer at all, a reload, and the button once more', async () => {
     });
     await page.click(button);
     await page.getByText('No answer yet').waitFor();
+    if (process.env.SCREENSHOT) {
+      await page.setViewportSize({ width: 480, height: 320 });
+      await page.screenshot({ path: process.env.SCREENSHOT }); // of the last step
+    }
     await page.unroute(path);
     await page.reload();
     await page.click(button);
@@ -199,6 +199,60 @@ test('a refusal is an answer: the key goes, the next press is a new request', as
   await oneOrderOnePayment();
 });
 
+test('the form: sent, reloaded, back and sent again', async () => {
+  const { page, requests } = await visit('/form');
+  const token = await page.inputValue('[name=token]');
+  const ordered = page.getByText('Order 1: 2 × espresso, 5.00');
+
+  await page.click('button');
+  await ordered.waitFor();
+  await page.reload(); // sends the form again
+  await ordered.waitFor();
+  await page.goBack();
+  assert.equal(await page.inputValue('[name=token]'), token, 'the same form');
+  await page.click('button');
+  await ordered.waitFor();
+  assert.equal(requests.length, 3);
+
+  await page.goBack();
+  await page.fill('[name=quantity]', '3');
+  await page.click('button');
+  await page.getByText('sent before, and not the same').waitFor();
+  assert.equal((await database.query('SELECT FROM orders')).rowCount, 1);
+
+  await page.click('a');
+  await page.click('button');
+  await page.getByText('Order 2:').waitFor();
+});
+
+test('the form: five times at once, and by others', async () => {
+  const cookie = await newCustomer();
+  const form = await (await fetch(`${url}/form`, { headers: { cookie } })).text();
+  const token = /name="token" value="([^"]+)"/.exec(form)[1];
+  const submit = (fields, by = cookie) => fetch(`${url}/form/order`, {
+    method: 'POST', headers: { cookie: by }, body: new URLSearchParams({ token, item: 'espresso', quantity: 2, ...fields }),
+  });
+  let responses;
+
+  assert.equal((await submit({ item: 'last cake', quantity: 100 })).status, 409, 'refused: the token is unused');
+  await whileLocked('product', async () => {
+    responses = Array.from({ length: 5 }, () => submit());
+    await requestsWaiting(5);
+  });
+  const pages = await Promise.all((await Promise.all(responses)).map((response) => response.text()));
+  assert.equal(new Set(pages).size, 1);
+  assert.match(pages[0], /Order 1:/);
+  assert.equal((await submit({ token: token.slice(0, -1) })).status, 403, 'no such token');
+  assert.equal((await submit({ token: '' })).status, 403);
+  assert.equal((await submit({}, await newCustomer())).status, 403, "another customer's");
+  assert.equal((await submit({ quantity: 'two' })).status, 400);
+
+  await database.query("SELECT idempotency.forget($1, (idempotency.check_token($2, $3, 'order-form')).id)",
+    [`shop:order-form:${cookie.split('=')[1]}`, token, cookie.split('=')[1]]);
+  assert.equal((await submit()).status, 409, 'the token is used even when the answer is gone');
+  assert.equal((await database.query('SELECT FROM orders')).rowCount, 1);
+});
+
 test('the header', async () => {
   const order = { item: 'espresso', quantity: 1 };
   const key = randomUUID();
@@ -253,18 +307,18 @@ test('a retry that does not get an answer in time is told so', async () => {
 });
 
 // A new customer's browser, on the page, and the POST requests that it sends.
-async function visit() {
+async function visit(path = '/') {
   const context = await browser.newContext();
-  const page = await open(context);
+  const page = await open(context, path);
   const requests = [];
   page.on('request', (request) => request.method() === 'POST' && requests.push(request));
   return { context, page, requests };
 }
 
-async function open(context) {
+async function open(context, path = '/') {
   const page = await context.newPage();
   page.setDefaultTimeout(10_000);
-  await page.goto(url);
+  await page.goto(url + path);
   return page;
 }
 
