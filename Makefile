@@ -83,4 +83,13 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
+# In a VPATH build the objects' directory is not there.
+$(shell mkdir -p src)
+
 $(OBJS): src/idempotency.h src/errors.h src/compat.h src/machine.h
+
+# The archive for PGXN: what is committed, under the version of META.json.
+DISTVERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' $(srcdir)/META.json)
+.PHONY: dist
+dist:
+	git -C $(srcdir) archive --format=zip --prefix=idempotency-$(DISTVERSION)/ --output=$(CURDIR)/idempotency-$(DISTVERSION).zip HEAD

@@ -74,11 +74,16 @@ install_missing() {
 	missing=()
 }
 
+# What it takes to build the extension and to start a server.
 need_postgres() {
 	need "postgresql-$PG_MAJOR" test -x "$(dirname "$PG_CONFIG")/postgres"
 	need "postgresql-server-dev-$PG_MAJOR" sh -c "test -f \"\$('$PG_CONFIG' --pgxs)\""
 	need make command -v make
 	need gcc command -v gcc
+}
+
+# What the suites take beside that.
+need_suites() {
 	need libipc-run-perl perl -MIPC::Run -e1
 	if grep -qs pgbouncer "$root"/t/*.pl; then
 		need pgbouncer test -x "$(PATH=$PATH:/usr/sbin command -v pgbouncer)"
@@ -88,10 +93,10 @@ need_postgres() {
 # Makes $work/src, a copy of the tree, and the private copy of PostgreSQL.
 prepare() {
 	need_postgres
+	need_suites
 	install_missing
 	make_work
-	mkdir "$work/src"
-	tar -C "$root" -c --exclude=./.git . | tar -C "$work/src" -x --no-same-owner
+	copy_tree
 
 	# for pg_regress and for the clusters of the TAP tests alike
 	export TEMP_CONFIG=$work/postgresql.conf
@@ -115,6 +120,13 @@ copy_postgres() {
 	done
 	PG_CONFIG=$work$("$config" --bindir)/pg_config
 	export PATH=$work$("$config" --bindir):$PATH
+	((EUID != 0)) || chown -R postgres: "$work"
+}
+
+# Copies the tree to $work/src.
+copy_tree() {
+	mkdir "$work/src"
+	tar -C "$root" -c --exclude=./.git --exclude=node_modules . | tar -C "$work/src" -x --no-same-owner
 	((EUID != 0)) || chown -R postgres: "$work"
 }
 
