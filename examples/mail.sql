@@ -2,7 +2,8 @@
 --
 -- The payment and the event commit together; a worker delivers the event after
 -- the commit, and again if it dies half-way; the mailer does each event once.
--- Run as a role that has grant_usage:
+-- Run as a role that has grant_admin, for the machine; the shop and the worker
+-- need grant_usage:
 --
 --   psql -f examples/mail.sql
 --   psql -c "SELECT pay(1)" -c "CALL mail_worker()" -c "TABLE sent_mail"
@@ -12,6 +13,8 @@ CREATE TABLE orders (
   email  text NOT NULL,
   status text NOT NULL DEFAULT 'CREATED'
 );
+SELECT idempotency.define_machine('mail_order', '{"initial": "CREATED", "transitions": {"CREATED": {"pay": "PAID"}}}');
+SELECT idempotency.attach_machine('orders', 'status', 'mail_order');
 INSERT INTO orders (email) SELECT 'customer' || i || '@example.com' FROM generate_series(1, 20) i;
 
 -- Stands for whatever sends the mail.
@@ -22,20 +25,21 @@ CREATE TABLE sent_mail (
   sent_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- The shop.  Only the one who moved the order emits; false: it was not for us.
-CREATE FUNCTION pay(order_id bigint) RETURNS boolean
+-- The shop.  Side effects only where the order moved: of many who pay it, one
+-- is told "applied", the others "already".
+CREATE FUNCTION pay(order_id bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-  recipient text;
+  moved idempotency.transition_result;
 BEGIN
-  UPDATE orders SET status = 'PAID' WHERE id = order_id AND status = 'CREATED' RETURNING email INTO recipient;
-  IF NOT FOUND THEN
-    RETURN false;
+  moved := idempotency.transition('orders', order_id, 'CREATED', 'PAID');
+  IF moved.applied THEN
+    PERFORM idempotency.emit('mail',
+      jsonb_build_object('to', email, 'subject', format('Order %s is paid', id)),
+      key => 'order:' || id)
+    FROM orders WHERE id = order_id;
   END IF;
-  PERFORM idempotency.emit('mail',
-    jsonb_build_object('to', recipient, 'subject', format('Order %s is paid', order_id)),
-    key => 'order:' || order_id);
-  RETURN true;
+  RETURN moved.outcome;
 END
 $$;
 
