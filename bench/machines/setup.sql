@@ -1,15 +1,16 @@
--- Orders with :rows rows, twice: one table as it is, one with a machine
--- attached.  The rows go back and forth, so that a script can run for ever.
+-- Orders with :rows rows, in a table as it is and in guarded ones.  The rows go
+-- back and forth, so that a script can run for ever; run with -r 2000 -n
+-- 1000,4000: then each page is pruned at a steady rate.
 SELECT idempotency.define_machine('bench',
   '{"initial": "CREATED", "transitions": {"CREATED": {"pay": "PAID"}, "PAID": {"undo": "CREATED"}}}', cyclic => true);
--- Cost must not depend on how many machines and edges there are.
+-- many machines and edges, which must not matter
 SELECT idempotency.define_machine('bench large', jsonb_build_object('initial', 's1', 'transitions',
-  (SELECT jsonb_object_agg('s' || i, (SELECT jsonb_object_agg('e' || j, 's' || (i + j) % 200 + 1) FROM generate_series(0, 19) j))
-   FROM generate_series(1, 200) i)), cyclic => true);
-SELECT idempotency.define_machine('bench ' || i, '{"initial": "A", "transitions": {"A": ["B"]}}') FROM generate_series(1, 500) i;
+  (SELECT jsonb_object_agg('s' || i, (SELECT jsonb_object_agg('e' || j, 's' || (i + j + 189) % 200 + 1) FROM generate_series(0, 19) AS j))
+   FROM generate_series(1, 200) AS i)), cyclic => true);
+SELECT idempotency.define_machine('bench ' || i, '{"initial": "A", "transitions": {"A": ["B"]}}') FROM generate_series(1, 500) AS i;
 
 CREATE TABLE plain_order (id bigint PRIMARY KEY, status text NOT NULL, amount numeric NOT NULL) WITH (fillfactor = 50);
-INSERT INTO plain_order SELECT i, 'CREATED', 10 FROM generate_series(1, :rows) i;
+INSERT INTO plain_order SELECT i, 'CREATED', 10 FROM generate_series(1, :rows) AS i;
 CREATE TABLE guarded_order (LIKE plain_order INCLUDING ALL) WITH (fillfactor = 50);
 INSERT INTO guarded_order TABLE plain_order;
 SELECT idempotency.attach_machine('guarded_order', 'status', 'bench');
@@ -27,3 +28,10 @@ ANALYZE;
 
 CREATE FUNCTION empty_transition(rel regclass, id anyelement, from_state text, to_state text, changes jsonb DEFAULT NULL, state_column name DEFAULT NULL)
 RETURNS idempotency.transition_result LANGUAGE c AS :'empty', 'empty';
+
+-- for the floors
+CREATE TABLE counted_order (LIKE versioned_order INCLUDING ALL) WITH (fillfactor = 50);
+INSERT INTO counted_order TABLE versioned_order;
+CREATE TABLE log_by_hand (LIKE idempotency.transition_log INCLUDING ALL);
+CREATE SEQUENCE log_by_hand_id;
+ALTER TABLE log_by_hand ALTER id SET DEFAULT nextval('log_by_hand_id');

@@ -1,0 +1,2 @@
+\set id random(1, :rows)
+SELECT status, ctid, tableoid FROM guarded_order WHERE id = :id;

@@ -1,0 +1,2 @@
+\set id random(1, :rows)
+UPDATE guarded_order SET status = 'CREATED' WHERE id = :id AND status = 'PAID' RETURNING status;
