@@ -194,6 +194,7 @@ SELECT idempotency.once('altered', 'the end'), idempotency.once('altered', 'the 
 
 DROP SCHEMA regress_alter CASCADE;
 DROP ACCESS METHOD regress_heap;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app CASCADE;
 DROP ROLE regress_app;

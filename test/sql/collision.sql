@@ -82,6 +82,7 @@ SELECT count(*) FILTER (WHERE response = i::text) FROM generate_series(1, 1000) 
 RESET SESSION AUTHORIZATION;
 RESET idempotency.debug_hash_bits;
 SET client_min_messages = warning;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app CASCADE;
 DROP ROLE regress_app;

@@ -274,6 +274,7 @@ SELECT status IS NULL AS unknown FROM idempotency.lookup('claim', 'aborted');
 
 RESET SESSION AUTHORIZATION;
 SET client_min_messages = warning;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app CASCADE;
 DROP ROLE regress_app;

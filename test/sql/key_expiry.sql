@@ -96,6 +96,7 @@ SELECT idempotency.once('expiry', 'statement', '1 us') AS stored, length(pg_slee
 -- one row a key
 SELECT key, count(*) FROM idempotency.keys WHERE scope = 'expiry' GROUP BY key ORDER BY key;
 SET client_min_messages = warning;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app CASCADE;
 DROP ROLE regress_app;

@@ -94,6 +94,7 @@ RESET SESSION AUTHORIZATION;
 SELECT scope, count(*) FROM idempotency.keys WHERE scope IN ('s', '') AND key <> 'f 16' OR scope LIKE 'idempotency.%' GROUP BY scope;
 SELECT count(*) AS locks FROM pg_locks WHERE locktype = 'advisory';
 SET client_min_messages = warning;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app CASCADE;
 DROP ROLE regress_app;

@@ -317,6 +317,7 @@ ROLLBACK;
 
 RESET SESSION AUTHORIZATION;
 SET client_min_messages = warning;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app CASCADE;
 DROP ROLE regress_app;

@@ -92,6 +92,7 @@ RESET SESSION AUTHORIZATION;
 SELECT count(*) AS written FROM idempotency.keys WHERE scope = 'parallel' OR (scope, key) = ('readonly', 'new');
 
 SET client_min_messages = warning;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app CASCADE;
 DROP ROLE regress_app;

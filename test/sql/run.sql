@@ -258,6 +258,7 @@ SELECT count(l.status) AS stored FROM unnest('{nested 2,inner 2}'::text[]) AS k,
 
 RESET SESSION AUTHORIZATION;
 SET client_min_messages = warning;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP SCHEMA regress_app, run_a, run_b, run_closed CASCADE;
 DROP ROLE regress_app, regress_other;

@@ -55,5 +55,6 @@ COMMIT;
 SHOW idempotency.default_wait;
 
 RESET SESSION AUTHORIZATION;
+TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
 DROP ROLE regress_app;
