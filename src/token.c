@@ -47,6 +47,7 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "port/pg_bswap.h"
+#include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/inval.h"
@@ -204,6 +205,7 @@ static const TokenKey *find_key(int64 id);
 static void load_keys(void);
 static void sign(const TokenKey *key, const Token *token, uint8 *signature);
 static bool same_bytes(const uint8 *a, const uint8 *b, int len);
+static void make_id(pg_uuid_t *id);
 static void random_bytes(void *buffer, int len);
 static text *base64url(const void *bytes, int len);
 static int	from_base64url(const text *encoded, void *bytes);
@@ -238,7 +240,7 @@ idempotency_issue_token(PG_FUNCTION_ARGS)
 	token.issued_at = GetCurrentTimestamp();
 	token.expires_at = expiry(token.issued_at, PG_GETARG_INTERVAL_P(2));
 	token.generation = current_generation(&token);
-	random_bytes(&token.id, sizeof(token.id));
+	make_id(&token.id);
 	write_token(&token, signing_key());
 	PG_RETURN_TEXT_P(base64url(token.bytes, token.len + SIGNATURE_SIZE));
 }
@@ -520,11 +522,11 @@ get_token(FunctionCallInfo fcinfo, Token *token)
 static TimestampTz
 expiry(TimestampTz issued_at, const Interval *ttl)
 {
-	TimestampTz expires_at =
-		DatumGetTimestamp(DirectFunctionCall2(timestamp_pl_interval,
-											  TimestampGetDatum(issued_at),
-											  IntervalPGetDatum(ttl)));
+	TimestampTz expires_at;
 
+	expires_at = DatumGetTimestamp(DirectFunctionCall2(timestamp_pl_interval,
+													   TimestampGetDatum(issued_at),
+													   IntervalPGetDatum(ttl)));
 	if (expires_at <= issued_at)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -840,20 +842,28 @@ generation_hash(const text *binding)
 	return idempotency_lock_hash(cstring_to_text(GENERATION_SCOPE), binding);
 }
 
-/* 0 as long as nothing was revoked. */
+/* 0 as long as nothing was revoked; where that is so of all, it is cheap. */
 static int64
 current_generation(const Token *token)
 {
-	RowAccess	row;
+	Relation	rel = idempotency_open_table(&idempotency_token_generations,
+											 AccessShareLock);
+	bool		any = RelationGetNumberOfBlocks(rel) > 0;
 	int64		generation = 0;
 
-	open_generation(&row, token, AccessShareLock);
-	if (idempotency_read_newest_row(&row))
+	table_close(rel, NoLock);
+	if (any)
 	{
-		slot_getsomeattrs(row.slot, GENERATIONS_NATTS);
-		generation = DatumGetInt64(row.slot->tts_values[GEN_GENERATION]);
+		RowAccess	row;
+
+		open_generation(&row, token, AccessShareLock);
+		if (idempotency_read_newest_row(&row))
+		{
+			slot_getsomeattrs(row.slot, GENERATIONS_NATTS);
+			generation = DatumGetInt64(row.slot->tts_values[GEN_GENERATION]);
+		}
+		idempotency_close_row(&row);
 	}
-	idempotency_close_row(&row);
 	return generation;
 }
 
@@ -996,6 +1006,24 @@ same_bytes(const uint8 *a, const uint8 *b, int len)
 	return difference == 0;
 }
 
+/*
+ * A token's id has to be unique, not secret.  So it comes from a supply, since
+ * asking for 16 random bytes costs nearly as much as for many.
+ */
+static void
+make_id(pg_uuid_t *id)
+{
+	static pg_uuid_t supply[32];
+	static int	left = 0;
+
+	if (left == 0)
+	{
+		random_bytes(supply, sizeof(supply));
+		left = lengthof(supply);
+	}
+	*id = supply[--left];
+}
+
 static void
 random_bytes(void *buffer, int len)
 {
@@ -1041,16 +1069,21 @@ from_base64url(const text *encoded, void *bytes)
 
 	for (int i = 0; i < len; i++)
 	{
-		char		c = chars[i];
-
-		if (c == '-')
-			c = '+';
-		else if (c == '_')
-			c = '/';
-		else if (!((c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
-				   (c >= '0' && c <= '9')))
-			return -1;
-		plain[i] = c;
+		switch (chars[i])
+		{
+			case '-':
+				plain[i] = '+';
+				break;
+			case '_':
+				plain[i] = '/';
+				break;
+			case '+':
+			case '/':
+			case '=':
+				return -1;
+			default:			/* pg_b64_decode() knows what else there is */
+				plain[i] = chars[i];
+		}
 	}
 
 	/* 2 or 3 characters at the end leave 4 or 2 bits unused: they are 0 */
