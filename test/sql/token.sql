@@ -492,3 +492,5 @@ RESET ROLE;
 SELECT idempotency.revoke_usage('regress_token');
 REVOKE CREATE ON SCHEMA public FROM regress_token;
 DROP ROLE regress_token, regress_token_none;
+DELETE FROM idempotency.used_tokens;
+DELETE FROM idempotency.token_generations;

@@ -67,3 +67,5 @@ RESET ROLE;
 RESET search_path;
 SELECT idempotency.revoke_usage('regress_form');
 DROP ROLE regress_form;
+DELETE FROM idempotency.used_tokens;
+DELETE FROM idempotency.token_generations;

@@ -81,3 +81,5 @@ DROP TABLE outcome;
 DROP TABLE fuzz, base;
 SELECT idempotency.revoke_usage('regress_fuzz');
 DROP ROLE regress_fuzz;
+DELETE FROM idempotency.used_tokens;
+DELETE FROM idempotency.token_generations;
