@@ -188,7 +188,7 @@ static TokenStatus look_at_token(Token *token);
 static TokenStatus mark_token(Token *token, bool revoke, TimestampTz give_up,
 							  const char *function);
 static TokenStatus judge_marked(Token *token, RowAccess *row);
-static TokenStatus judge_unmarked(const Token *token);
+static TokenStatus judge_unmarked(const Token *token, TimestampTz *now);
 static TimestampTz end_of(const Token *token);
 static Datum token_result(FunctionCallInfo fcinfo, const Token *token,
 						  TokenStatus status);
@@ -619,6 +619,7 @@ look_at_token(Token *token)
 {
 	RowAccess	row;
 	TokenStatus status;
+	TimestampTz now;
 
 	if (!is_genuine(token))
 		return TOKEN_INVALID;
@@ -629,7 +630,7 @@ look_at_token(Token *token)
 	if (idempotency_read_newest_row(&row))
 		status = judge_marked(token, &row);
 	else
-		status = judge_unmarked(token);
+		status = judge_unmarked(token, &now);
 	idempotency_close_row(&row);
 	return status;
 }
@@ -646,6 +647,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 {
 	RowAccess	row;
 	TokenStatus status;
+	TimestampTz now = 0;
 
 	if (IsInParallelMode())
 		PreventCommandIfParallelMode(function);
@@ -678,7 +680,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 		}
 		if (row.state == ROW_ABSENT && row.locked)
 		{
-			status = judge_unmarked(token);
+			status = judge_unmarked(token, &now);
 			break;
 		}
 		if (!idempotency_wait_for_row(&row, give_up))
@@ -693,7 +695,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 		bool		nulls[MARKS_NATTS] = {0};
 
 		PreventCommandIfReadOnly(function);
-		token->marked_at = GetCurrentTimestamp();
+		token->marked_at = now;
 		values[MARK_EXPIRES_AT] = TimestampTzGetDatum(token->expires_at);
 		values[MARK_MARKED_AT] = TimestampTzGetDatum(token->marked_at);
 		values[MARK_ID] = UUIDPGetDatum(&token->id);
@@ -717,13 +719,14 @@ judge_marked(Token *token, RowAccess *row)
 	return TOKEN_USED;
 }
 
-/* The status of a token that has no mark. */
+/* The status of a token that has no mark, and the moment that it is about. */
 static TokenStatus
-judge_unmarked(const Token *token)
+judge_unmarked(const Token *token, TimestampTz *now)
 {
+	*now = GetCurrentTimestamp();
 	if (token->generation < current_generation(token))
 		return TOKEN_REVOKED;
-	if (GetCurrentTimestamp() >= end_of(token))
+	if (*now >= end_of(token))
 		return TOKEN_EXPIRED;
 	return TOKEN_VALID;
 }

@@ -226,6 +226,10 @@ BEGIN
   RAISE WARNING 'expired was seen: %', 'expired' = ANY (seen);
 END
 $$;
+-- whatever is consumed is consumed before its end, not at it
+SELECT count(*) AS late FROM generate_series(1, 10000) i,
+  LATERAL idempotency.consume_token(idempotency.issue_token('user-1', 'form', make_interval(secs => (1 + i % 200) / 1e6)), 'user-1', 'form') r
+WHERE r.consumed_at >= r.expires_at;
 -- in a transaction whose now() is frozen before it
 BEGIN;
 SELECT idempotency.issue_token('user-1', 'form', interval '1 ms') AS t \gset
