@@ -279,7 +279,6 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 {
 	Oid			relid = RelationGetRelid(rel);
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
-	Bitmapset  *columns = bms_make_singleton(column - FirstLowInvalidHeapAttributeNumber);
 	List	   *children;
 	ListCell   *lc;
 
@@ -307,8 +306,8 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 		Relation	part = table_open(lfirst_oid(lc), NoLock);
 		AttrNumber	here = get_attnum(RelationGetRelid(part),
 									  NameStr(attr->attname));
+		Bitmapset  *columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
 
-		columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
 		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
 			refuse(psprintf("partition \"%s\" is a foreign table",
 							RelationGetRelationName(part)), NULL);
