@@ -36,6 +36,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
+#include "utils/tuplestore.h"
 
 PG_FUNCTION_INFO_V1(idempotency_attach_machine);
 PG_FUNCTION_INFO_V1(idempotency_detach_machine);
@@ -51,7 +52,7 @@ static char *free_trigger_name(Relation rel, const char *name);
 static Datum state_names(const Machine *machine);
 static SPIPlanPtr prepare(const char *query, int nargs, Oid * types);
 static char *quoted_column(Relation rel, AttrNumber column);
-static void refuse(const char *message, const char *hint) pg_attribute_noreturn();
+pg_noreturn static void refuse(const char *message, const char *hint);
 
 /*
  * attach_machine(rel, state_column, machine, history): guard a table that the
@@ -278,7 +279,6 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 {
 	Oid			relid = RelationGetRelid(rel);
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
-	Bitmapset  *columns = bms_make_singleton(column - FirstLowInvalidHeapAttributeNumber);
 	List	   *children;
 	ListCell   *lc;
 
@@ -306,8 +306,8 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 		Relation	part = table_open(lfirst_oid(lc), NoLock);
 		AttrNumber	here = get_attnum(RelationGetRelid(part),
 									  NameStr(attr->attname));
+		Bitmapset  *columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
 
-		columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
 		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
 			refuse(psprintf("partition \"%s\" is a foreign table",
 							RelationGetRelationName(part)), NULL);

@@ -27,6 +27,7 @@
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
+#include "utils/tuplestore.h"
 
 /* up to so many blocks a table is counted, beyond it is sampled */
 #define SAMPLE_BLOCKS 300
@@ -134,7 +135,7 @@ idempotency_outbox_events(PG_FUNCTION_ARGS)
 					 AccessShareLock);
 	slot = table_slot_create(rel, NULL);
 	snapshot = RegisterSnapshot(GetTransactionSnapshot());
-	scan = table_beginscan(rel, SnapshotAny, 0, NULL);
+	scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL, true, true);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		put_if_visible(rsinfo, rel, slot, snapshot);
 	table_endscan(scan);

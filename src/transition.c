@@ -730,6 +730,7 @@ execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
 	int			nkeys = update->table->nkeys;
 	int			result;
 
+	Assert(update->key != NULL);
 	memcpy(values, update->key, nkeys * sizeof(Datum));
 	values[nkeys] = update->expected;
 	values[nkeys + 1] = update->target;

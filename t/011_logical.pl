@@ -78,7 +78,7 @@ is(key('k2'), '|', 'a forgotten key goes');
 is($subscriber->safe_psql('postgres', q{SELECT count(*) FROM idempotency.keys WHERE key = 'purged'}), '0', 'so does a purged one');
 my $rows = q{SELECT md5(string_agg(k::text, E'\n' ORDER BY scope, key)), count(*) FROM idempotency.keys k};
 is($subscriber->safe_psql('postgres', $rows), $publisher->safe_psql('postgres', $rows), 'the tables are the same');
-is($subscriber->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_subscription_stats WHERE apply_error_count + sync_error_count > 0}), '0', 'no error on the way');
+is($subscriber->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_subscription_stats s WHERE to_jsonb(s)::text ~ 'error_count": [1-9]'}), '0', 'no error on the way');
 
 # a subscriber's own claim in the way: the publisher's row waits, nothing is lost
 my $log = -s $subscriber->logfile;

@@ -14,6 +14,7 @@ $node->append_conf(
 	'postgresql.conf', q{
 shared_preload_libraries = 'idempotency'
 idempotency.purge_interval = '1 s'
+idempotency.debug_hash_bits = 64	# work goes on beside a key that is held
 default_transaction_isolation = 'serializable'
 default_transaction_read_only = on
 });

@@ -85,6 +85,21 @@ query($old, 'shop', 'app', qq{
 	SELECT idempotency.emit('mail', '{"to": 4}', 'b');
 });
 
+# A guarded, versioned table, and one that a fence guards.
+query($old, 'shop', 'owner', q{
+	SELECT idempotency.define_machine('order',
+		'{"initial": "NEW", "transitions": {"NEW": {"pay": "PAID"}, "PAID": {"refund": "REFUNDED"}}}');
+	CREATE TABLE ord (id integer PRIMARY KEY, status text NOT NULL, version bigint NOT NULL DEFAULT 1);
+	SELECT idempotency.attach_machine('ord', 'status', 'order', history => true);
+	SELECT idempotency.attach_version('ord', 'version');
+	INSERT INTO ord VALUES (1, 'NEW'), (2, 'NEW');
+	SELECT idempotency.fire('ord', 1, 'pay');
+	CREATE TABLE stock (id integer PRIMARY KEY, amount integer, fence bigint);
+	SELECT idempotency.attach_fence('stock', 'fence');
+	INSERT INTO stock VALUES (1, 10, 41);
+	GRANT ALL ON ord, stock TO regress_app;
+});
+
 # What has to read the same afterwards.
 my %same = (
 	# but the token keys, of which a restored extension has one more: its first
@@ -195,6 +210,31 @@ sub check
 		}),
 		join("\n", '{"to": 4}', '5', '{"to": 5}'),
 		"$how: events keep their order");
+
+	is(query($new, $database, 'app', q{
+		SELECT outcome, state FROM idempotency.fire('ord', 1, 'refund');
+		SELECT outcome, state FROM idempotency.fire('ord', 2, 'refund');
+		SELECT outcome, version FROM idempotency.update_if('ord', 1, 1, '{}');
+		SELECT version FROM ord WHERE id = 1;
+		}),
+		join("\n", 'applied|REFUNDED', 'conflict|NEW', 'conflict|3', '3'),
+		"$how: machine and version guard the table");
+	for my $refused ([ 'IK003', q{UPDATE ord SET status = 'REFUNDED' WHERE id = 2} ],
+		[ 'IK003', q{INSERT INTO ord VALUES (3, 'PAID')} ],
+		[ 'IK004', q{UPDATE ord SET version = 7 WHERE id = 2} ],
+		[ 'IK002', q{UPDATE stock SET amount = 9 WHERE id = 1} ],
+		[ 'IK002', q{UPDATE stock SET amount = 9, fence = 40 WHERE id = 1} ])
+	{
+		my ($state, $sql) = @$refused;
+		is(query($new, $database, 'app', qq{
+			DO \$\$ BEGIN $sql; RAISE 'let through';
+			EXCEPTION WHEN others THEN
+				PERFORM set_config('test.state', SQLSTATE, false); END \$\$;
+			SELECT current_setting('test.state')}),
+			$state, "$how: refused: $sql");
+	}
+	is(query($new, $database, 'app', q{UPDATE stock SET amount = 9, fence = 42 RETURNING amount}),
+		'9', "$how: a higher fence is let through");
 	return;
 }
 
