@@ -15,8 +15,10 @@ CREATE TABLE orders (
   item     text NOT NULL REFERENCES product,
   quantity integer NOT NULL CHECK (quantity > 0),
   amount   numeric(10,2) NOT NULL,
-  status   text NOT NULL DEFAULT 'CREATED' CHECK (status IN ('CREATED', 'PAID'))
+  status   text NOT NULL DEFAULT 'CREATED'
 );
+SELECT idempotency.define_machine('order', '{"initial": "CREATED", "transitions": {"CREATED": {"pay": "PAID"}}}');
+SELECT idempotency.attach_machine('orders', 'status', 'order');
 
 CREATE TABLE payment (
   id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -50,21 +52,22 @@ BEGIN
 END
 $$;
 
+-- The key makes a retry harmless; the state machine refuses a second payment under
+-- another key.
 CREATE FUNCTION pay_order(request jsonb) RETURNS json LANGUAGE plpgsql AS $$
 DECLARE
   ordered orders;
   paid    payment;
 BEGIN
   SELECT * INTO ordered FROM orders
-  WHERE id = (request->>'order')::bigint AND customer = request->>'customer'
-  FOR UPDATE;
+  WHERE id = (request->>'order')::bigint AND customer = request->>'customer';
   IF NOT FOUND THEN
     RAISE EXCEPTION 'no such order' USING ERRCODE = 'SH404';
-  ELSIF ordered.status <> 'CREATED' THEN
+  END IF;
+  IF NOT (idempotency.transition('orders', ordered.id, 'CREATED', 'PAID')).applied THEN
     RAISE EXCEPTION 'already paid' USING ERRCODE = 'SH409';
   END IF;
 
-  UPDATE orders SET status = 'PAID' WHERE id = ordered.id;
   INSERT INTO payment (order_id, amount) VALUES (ordered.id, ordered.amount) RETURNING * INTO paid;
   RETURN json_build_object('payment', paid.id, 'order', paid.order_id, 'amount', paid.amount,
                            'paid_at', paid.paid_at);

@@ -69,6 +69,7 @@ async function perform(button, url, state, body, next) {
   const sent = state.sent ?? body;
   save({ ...state, sent });
   button.disabled = true;
+  $('message').textContent = '';
   const answer = await send(url, state.key, sent);
   button.disabled = false;
 
