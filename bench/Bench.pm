@@ -169,10 +169,11 @@ sub value
 
 # Measure scripts, and those they are compared with, in instructions per
 # operation, in a cluster of their own.  The head of bench/instructions says
-# what "net" and "over" in a script mean.  Options: setup (file), rows, lengths,
-# mode (of pgbench), cluster (one that is loaded), profile ("yes": inclusive, "no": exclusive).  Returns
-# a list of { name, title, goal, counted, net, floor }, and with a profile one of
-# { name, cost => { function => instructions } }.
+# what "net", "over" and "goal" in a script mean.  Options: setup (file), rows,
+# lengths, mode (of pgbench), goals_only (skip a script that states none),
+# cluster (one that is loaded), profile ("yes": inclusive, "no": exclusive).
+# Returns a list of { name, title, goal, counted, net, floor }, and with a
+# profile one of { name, cost => { function => instructions } }.
 sub compare
 {
 	my ($what, %opt) = @_;
@@ -188,6 +189,7 @@ sub compare
 	for my $script (@scripts)
 	{
 		my $text = slurp($script);
+		next if $opt{goals_only} && $text !~ /^-- goal: /m;
 		$net{$script} = $text =~ /^-- net: +(.*)$/m ? terms($script, $1) : [ [ 1, $script ] ];
 		$over{$script} = terms($script, $1) if $text =~ /^-- over: +(.*)$/m;
 		$goal{$script} = [ $1, $2 ] if $text =~ /^-- goal: +(\S+) (\S+)$/m;
