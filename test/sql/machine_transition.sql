@@ -63,9 +63,12 @@ SELECT idempotency.transition('ord', 6, 'CREATED', 'PAID', NULL, 'nosuch');
 SELECT idempotency.transition('ord', 6, 'CREATED', 'PAID', NULL, 'note');
 SELECT idempotency.transition('ord', 'six', 'CREATED', 'PAID');
 SELECT idempotency.transition('pg_catalog.pg_class', 6, 'CREATED', 'PAID');
+<<<<<<< HEAD
 \set VERBOSITY sqlstate
 SELECT idempotency.transition('ord_pkey', 6, 'CREATED', 'PAID');
 \set VERBOSITY terse
+=======
+>>>>>>> refs/heads/machine
 SELECT status FROM ord WHERE id = 6;
 
 -- changes go into the same UPDATE
@@ -176,6 +179,7 @@ SELECT code('SELECT idempotency.' || c), c FROM unnest(ARRAY[
   $$transition('ord', 16, 'CREATED', 'PAID', '1')$$,
   $$transition('ord', 'x', 'CREATED', 'PAID')$$,
   $$transition(0, 16, 'CREATED', 'PAID')$$,
+  $$transition('ord_pkey', 16, 'CREATED', 'PAID')$$,
   $$machine_diagram('nosuch')$$,
   $$attach_machine('ord', 'status', 'mt')$$,
   $$attach_machine('ord', 'amount', 'mt')$$,
