@@ -63,12 +63,6 @@ SELECT idempotency.transition('ord', 6, 'CREATED', 'PAID', NULL, 'nosuch');
 SELECT idempotency.transition('ord', 6, 'CREATED', 'PAID', NULL, 'note');
 SELECT idempotency.transition('ord', 'six', 'CREATED', 'PAID');
 SELECT idempotency.transition('pg_catalog.pg_class', 6, 'CREATED', 'PAID');
-<<<<<<< HEAD
-\set VERBOSITY sqlstate
-SELECT idempotency.transition('ord_pkey', 6, 'CREATED', 'PAID');
-\set VERBOSITY terse
-=======
->>>>>>> refs/heads/machine
 SELECT status FROM ord WHERE id = 6;
 
 -- changes go into the same UPDATE
