@@ -51,7 +51,7 @@ static char *free_trigger_name(Relation rel, const char *name);
 static Datum state_names(const Machine *machine);
 static SPIPlanPtr prepare(const char *query, int nargs, Oid * types);
 static char *quoted_column(Relation rel, AttrNumber column);
-static void refuse(const char *message, const char *hint) pg_attribute_noreturn();
+pg_noreturn static void refuse(const char *message, const char *hint);
 
 /*
  * attach_machine(rel, state_column, machine, history): guard a table that the

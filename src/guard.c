@@ -96,7 +96,7 @@ static void log_move(TriggerData * trigdata, const TableInfo *table,
 					 NameRef from, NameRef to, const char *event);
 static Datum row_id(const TableInfo *table, Relation rel,
 					TupleTableSlot * slot);
-static void protocol_violated(void) pg_attribute_noreturn();
+pg_noreturn static void protocol_violated(void);
 
 /* The trigger function; see the head of this file. */
 Datum

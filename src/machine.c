@@ -98,7 +98,7 @@ static Bitmapset * reachable(const Machine *machine, Bitmapset * from);
 static void append_state_id(StringInfo buf, const Machine *machine, int state);
 static bool plain_in_mermaid(const Machine *machine, int state);
 static void append_escaped(StringInfo buf, NameRef name);
-static void invalid_definition(const char *detail) pg_attribute_noreturn();
+pg_noreturn static void invalid_definition(const char *detail);
 
 /*
  * define_machine(name, definition, cyclic): store a machine, or replace it.
