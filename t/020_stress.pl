@@ -212,8 +212,11 @@ sub ask
 {
 	my ($sql) = @_;
 	my ($out, $err);
-	my $rc = $node->psql('postgres', $sql, stdout => \$out, stderr => \$err, timeout => 60);
-	return $rc == 0 ? $out : undef;
+	# it dies of a broken pipe where psql finds no server before it reads
+	my $rc = eval {
+		$node->psql('postgres', $sql, stdout => \$out, stderr => \$err, timeout => 60);
+	};
+	return defined $rc && $rc == 0 ? $out : undef;
 }
 
 # What a session prepared before it lost its connection.
