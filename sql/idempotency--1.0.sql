@@ -782,12 +782,15 @@ COMMENT ON FUNCTION idempotency.holder(text, text) IS 'who holds the key, in the
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin
 ----------------------------------------------------------------------------
 
--- Who may call what; whatever is in neither list is internal, or the owner's.
-CREATE FUNCTION idempotency.functions_for(audience text) RETURNS SETOF regprocedure
+-- Who may do what, as GRANT and REVOKE name it; a function that is in neither
+-- list is internal, or the owner's.
+CREATE FUNCTION idempotency.privileges_of(audience text) RETURNS SETOF text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-  SELECT p.oid::regprocedure
+  SELECT 'USAGE ON SCHEMA idempotency' WHERE audience = 'usage'
+  UNION ALL
+  SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure
   FROM pg_proc p
   WHERE p.pronamespace = 'idempotency'::regnamespace
     AND p.proname = ANY (CASE audience
@@ -810,8 +813,14 @@ AS $$
         'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
     END)
+  UNION ALL
+  SELECT 'SELECT ON ' || c.oid::regclass
+  FROM pg_class c
+  WHERE c.relnamespace = 'idempotency'::regnamespace
+    AND (c.relkind = 'v' OR c.relname = 'transition_log')
+    AND audience = 'admin'
 $$;
-COMMENT ON FUNCTION idempotency.functions_for(text) IS 'internal: the functions that grant_usage (''usage'') and grant_admin (''admin'') are about';
+COMMENT ON FUNCTION idempotency.privileges_of(text) IS 'internal: what grant_usage (''usage'') and grant_admin (''admin'') are about';
 
 -- Definers, so that the grants come from the objects' owner, and a dump holds
 -- plain GRANT statements that any later owner of the extension can repeat.
@@ -820,11 +829,10 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-  f regprocedure;
+  privilege text;
 BEGIN
-  EXECUTE format('GRANT USAGE ON SCHEMA idempotency TO %I', role);
-  FOR f IN SELECT * FROM idempotency.functions_for('usage') LOOP
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
+  FOR privilege IN SELECT idempotency.privileges_of('usage') LOOP
+    EXECUTE format('GRANT %s TO %I', privilege, role);
   END LOOP;
 END
 $$;
@@ -835,13 +843,12 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-  f regprocedure;
+  privilege text;
 BEGIN
   PERFORM idempotency.revoke_admin(role);
-  FOR f IN SELECT * FROM idempotency.functions_for('usage') LOOP
-    EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %I', f, role);
+  FOR privilege IN SELECT idempotency.privileges_of('usage') LOOP
+    EXECUTE format('REVOKE %s FROM %I', privilege, role);
   END LOOP;
-  EXECUTE format('REVOKE USAGE ON SCHEMA idempotency FROM %I', role);
 END
 $$;
 COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; errors: 22004 NULL, 42704 unknown role';
@@ -851,15 +858,11 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-  f regprocedure;
-  v regclass;
+  privilege text;
 BEGIN
   PERFORM idempotency.grant_usage(role);
-  FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', f, role);
-  END LOOP;
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
-    EXECUTE format('GRANT SELECT ON %s TO %I', v, role);
+  FOR privilege IN SELECT idempotency.privileges_of('admin') LOOP
+    EXECUTE format('GRANT %s TO %I', privilege, role);
   END LOOP;
 END
 $$;
@@ -870,14 +873,10 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-  f regprocedure;
-  v regclass;
+  privilege text;
 BEGIN
-  FOR f IN SELECT * FROM idempotency.functions_for('admin') LOOP
-    EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %I', f, role);
-  END LOOP;
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
-    EXECUTE format('REVOKE SELECT ON %s FROM %I', v, role);
+  FOR privilege IN SELECT idempotency.privileges_of('admin') LOOP
+    EXECUTE format('REVOKE %s FROM %I', privilege, role);
   END LOOP;
 END
 $$;
@@ -886,13 +885,12 @@ COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_adm
 -- The owner, superuser or not, has everything and may pass it on.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;
-GRANT USAGE ON SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;
 DO $$
 DECLARE
-  v regclass;
+  privilege text;
 BEGIN
-  FOR v IN SELECT oid FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname = 'transition_log') LOOP
-    EXECUTE format('GRANT SELECT ON %s TO %s WITH GRANT OPTION', v, $role$@extowner@$role$);
+  FOR privilege IN SELECT idempotency.privileges_of(a) FROM unnest(ARRAY['usage', 'admin']) a LOOP
+    EXECUTE format('GRANT %s TO %s WITH GRANT OPTION', privilege, $role$@extowner@$role$);
   END LOOP;
 END
 $$;

@@ -320,6 +320,20 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 	}
 }
 
+/* A version or a fence is a bigint; 42804. */
+void
+idempotency_check_bigint(Relation rel, AttrNumber column)
+{
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+
+	if (attr->atttypid != INT8OID)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
+						format_type_be(attr->atttypid)),
+				 errhint("Versions and fences are of type bigint.")));
+}
+
 /*
  * A trigger that calls our function, or NULL: with that column as its list, or
  * without a list if column is 0; of that tgtype, or of any if type is 0.

@@ -20,10 +20,8 @@
 
 #include "access/sysattr.h"
 #include "access/table.h"
-#include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "machine.h"
-#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
 PG_FUNCTION_INFO_V1(idempotency_attach_fence);
@@ -43,20 +41,14 @@ idempotency_attach_fence(PG_FUNCTION_ARGS)
 {
 	AttrNumber	column;
 	Relation	rel = idempotency_open_owned(fcinfo, &column);
-	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
 
 	idempotency_check_attachable(rel, column);
-	if (attr->atttypid != INT8OID)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATATYPE_MISMATCH),
-				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
-						format_type_be(attr->atttypid)),
-				 errhint("A fence column is of type bigint.")));
+	idempotency_check_bigint(rel, column);
 	if (idempotency_find_trigger(rel, "guard_fence", column, 0) != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("column \"%s\" is a fence already",
-						NameStr(attr->attname))));
+						get_attname(RelationGetRelid(rel), column, false))));
 
 	idempotency_create_trigger(rel, "zz_IK_fence", "BEFORE UPDATE", column,
 							   "idempotency.guard_fence()");

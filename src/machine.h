@@ -185,6 +185,7 @@ extern Datum idempotency_outcome_datum(UpdateOutcome outcome);
 extern Relation idempotency_open_owned(FunctionCallInfo fcinfo,
 									   AttrNumber * column);
 extern void idempotency_check_attachable(Relation rel, AttrNumber column);
+extern void idempotency_check_bigint(Relation rel, AttrNumber column);
 extern const struct Trigger *idempotency_find_trigger(Relation rel,
 													  const char *function,
 													  AttrNumber column,

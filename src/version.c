@@ -49,12 +49,7 @@ idempotency_attach_version(PG_FUNCTION_ARGS)
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
 
 	idempotency_check_attachable(rel, column);
-	if (attr->atttypid != INT8OID)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATATYPE_MISMATCH),
-				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
-						format_type_be(attr->atttypid)),
-				 errhint("A version column is of type bigint.")));
+	idempotency_check_bigint(rel, column);
 	if (!attr->attnotnull)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),

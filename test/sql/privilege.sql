@@ -7,15 +7,17 @@ CREATE ROLE "Regress_App";
 CREATE SCHEMA regress;
 GRANT USAGE ON SCHEMA regress TO PUBLIC;
 
+CREATE FUNCTION regress.functions_for(audience text) RETURNS SETOF regprocedure LANGUAGE sql AS $$
+SELECT substr(p, 21)::regprocedure FROM idempotency.privileges_of(audience) AS p WHERE p LIKE 'EXECUTE ON FUNCTION %' $$;
 -- may_call: which of our functions a role may call, against the lists
 CREATE VIEW regress.may_call AS
 SELECT r.rolname AS role,
        has_schema_privilege(r.oid, 'idempotency', 'USAGE') AS schema,
-       count(*) FILTER (WHERE p.oid IN (SELECT idempotency.functions_for('usage')::oid)) = (SELECT count(*) FROM idempotency.functions_for('usage')) AS all_usage,
-       count(*) FILTER (WHERE p.oid IN (SELECT idempotency.functions_for('admin')::oid)) = (SELECT count(*) FROM idempotency.functions_for('admin')) AS all_admin,
-       count(*) FILTER (WHERE p.oid IN (SELECT idempotency.functions_for('usage')::oid)) AS any_usage,
-       count(*) FILTER (WHERE p.oid IN (SELECT idempotency.functions_for('admin')::oid)) AS any_admin,
-       count(*) FILTER (WHERE p.oid NOT IN (SELECT idempotency.functions_for('usage')::oid UNION SELECT idempotency.functions_for('admin')::oid)) AS internal
+       count(*) FILTER (WHERE p.oid IN (SELECT regress.functions_for('usage')::oid)) = (SELECT count(*) FROM regress.functions_for('usage')) AS all_usage,
+       count(*) FILTER (WHERE p.oid IN (SELECT regress.functions_for('admin')::oid)) = (SELECT count(*) FROM regress.functions_for('admin')) AS all_admin,
+       count(*) FILTER (WHERE p.oid IN (SELECT regress.functions_for('usage')::oid)) AS any_usage,
+       count(*) FILTER (WHERE p.oid IN (SELECT regress.functions_for('admin')::oid)) AS any_admin,
+       count(*) FILTER (WHERE p.oid NOT IN (SELECT regress.functions_for('usage')::oid UNION SELECT regress.functions_for('admin')::oid)) AS internal
 FROM pg_roles AS r LEFT JOIN pg_proc AS p ON p.pronamespace = 'idempotency'::regnamespace AND has_function_privilege(r.oid, p.oid, 'EXECUTE')
 WHERE r.rolname ~* '^regress'
 GROUP BY r.oid, r.rolname;
@@ -26,10 +28,10 @@ SELECT role, schema, all_usage OR any_usage > 0 AND NULL AS usage, all_admin OR 
 -- nobody has anything, and the lists name what is there
 SELECT * FROM regress.rights ORDER BY role COLLATE "C";
 SELECT name FROM unnest('{claim,complete,fail,release,once,run,lookup}'::text[]) AS name
-EXCEPT SELECT proname FROM idempotency.functions_for('usage') AS f JOIN pg_proc ON pg_proc.oid = f;
-SELECT f FROM idempotency.functions_for('admin') AS f WHERE f::text LIKE 'idempotency.forget(%';
-SELECT count(*) AS in_both FROM (SELECT idempotency.functions_for('usage') INTERSECT SELECT idempotency.functions_for('admin')) AS b;
-SELECT count(*) AS unknown FROM idempotency.functions_for('neither');
+EXCEPT SELECT proname FROM regress.functions_for('usage') AS f JOIN pg_proc ON pg_proc.oid = f;
+SELECT f FROM regress.functions_for('admin') AS f WHERE f::text LIKE 'idempotency.forget(%';
+SELECT count(*) AS in_both FROM (SELECT regress.functions_for('usage') INTERSECT SELECT regress.functions_for('admin')) AS b;
+SELECT count(*) AS unknown FROM regress.functions_for('neither');
 
 -- grant and revoke
 SELECT idempotency.grant_usage('regress_app'), idempotency.grant_admin('regress_admin');
@@ -86,7 +88,7 @@ SELECT idempotency.grant_usage('regress_app');
 SELECT idempotency.grant_admin('regress_app');
 SELECT idempotency.revoke_usage('regress_app');
 SELECT idempotency.revoke_admin('regress_app');
-SELECT idempotency.functions_for('usage');
+SELECT idempotency.privileges_of('usage');
 TABLE idempotency.keys;
 INSERT INTO idempotency.keys (created_at, expires_at, status, key, scope) VALUES (now(), now(), 'c', 'k', 's');
 UPDATE idempotency.keys SET response = 'forged';
