@@ -68,6 +68,7 @@ typedef struct RowAccess
 {
 	OwnTable   *table;
 	Relation	rel;
+	Relation	index;			/* the primary key's */
 	TupleTableSlot *slot;		/* the row, after ROW_FOUND */
 	Datum		key[2];			/* the primary key's columns, in its order */
 	RowState	state;			/* what the last look found */

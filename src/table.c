@@ -183,8 +183,7 @@ static void examine_indexes(OwnTable *table, Relation rel);
 static void forget_verdict(Datum arg, Oid relid);
 pg_noreturn static void not_as_made(OwnTable *table);
 static bool read_row(RowAccess *row, Snapshot snapshot);
-static IndexScanDesc begin_scan(RowAccess *row, Relation index,
-								Snapshot snapshot);
+static IndexScanDesc begin_scan(RowAccess *row, Snapshot snapshot);
 static void look(RowAccess *row);
 static HeapTupleHeader header(RowAccess *row);
 static void write_index_entries(RowAccess *row, TupleTableSlot *slot,
@@ -268,6 +267,7 @@ idempotency_open_row(RowAccess *row, OwnTable *table, Datum key1, Datum key2,
 {
 	row->table = table;
 	row->rel = idempotency_open_table(table, lockmode);
+	row->index = index_open(table->index, lockmode);
 	row->slot = table_slot_create(row->rel, NULL);
 	row->key[0] = key1;
 	row->key[1] = key2;
@@ -282,6 +282,7 @@ void
 idempotency_close_row(RowAccess *row)
 {
 	ExecDropSingleTupleTableSlot(row->slot);
+	index_close(row->index, NoLock);
 	table_close(row->rel, NoLock);
 }
 
@@ -389,9 +390,9 @@ idempotency_check_row_visible(RowAccess *row)
 void
 idempotency_insert_row(RowAccess *row, Datum *values, bool *nulls)
 {
-	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(row->rel),
-													&TTSOpsVirtual);
+	TupleTableSlot *slot = row->slot;
 
+	ExecClearTuple(slot);
 	memcpy(slot->tts_values, values, row->table->natts * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, row->table->natts * sizeof(bool));
 	for (int i = row->table->natts; i < slot->tts_tupleDescriptor->natts; i++)
@@ -400,7 +401,6 @@ idempotency_insert_row(RowAccess *row, Datum *values, bool *nulls)
 
 	table_tuple_insert(row->rel, slot, GetCurrentCommandId(true), 0, NULL);
 	write_index_entries(row, slot, false, TU_None);
-	ExecDropSingleTupleTableSlot(slot);
 
 	/* or a second call in the same statement could not change it */
 	CommandCounterIncrement();
@@ -578,12 +578,11 @@ not_as_made(OwnTable *table)
 static bool
 read_row(RowAccess *row, Snapshot snapshot)
 {
-	Relation	index = index_open(row->table->index, AccessShareLock);
 	IndexScanDesc scan;
 	bool		found = false;
 
 	snapshot = RegisterSnapshot(snapshot);
-	scan = begin_scan(row, index, SnapshotAny);
+	scan = begin_scan(row, SnapshotAny);
 
 	/* SnapshotAny and a check of our own, since that takes no predicate lock */
 	while (!found && index_getnext_slot(scan, ForwardScanDirection, row->slot))
@@ -591,12 +590,11 @@ read_row(RowAccess *row, Snapshot snapshot)
 
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
-	index_close(index, NoLock);
 	return found;
 }
 
 static IndexScanDesc
-begin_scan(RowAccess *row, Relation index, Snapshot snapshot)
+begin_scan(RowAccess *row, Snapshot snapshot)
 {
 	OwnTable   *table = row->table;
 	ScanKeyData keys[2];
@@ -604,9 +602,9 @@ begin_scan(RowAccess *row, Relation index, Snapshot snapshot)
 
 	for (int i = 0; i < table->nkeys; i++)
 		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber,
-							   InvalidOid, index->rd_indcollation[i],
+							   InvalidOid, row->index->rd_indcollation[i],
 							   table->equal[i], row->key[i]);
-	scan = compat_index_beginscan(row->rel, index, snapshot, table->nkeys);
+	scan = compat_index_beginscan(row->rel, row->index, snapshot, table->nkeys);
 	index_rescan(scan, keys, table->nkeys, NULL, 0);
 	return scan;
 }
@@ -615,7 +613,6 @@ begin_scan(RowAccess *row, Relation index, Snapshot snapshot)
 static void
 look(RowAccess *row)
 {
-	Relation	index = index_open(row->table->index, AccessShareLock);
 	SnapshotData dirty;
 	IndexScanDesc scan;
 
@@ -624,14 +621,13 @@ look(RowAccess *row)
 	row->rival = InvalidTransactionId;
 
 	/* the first version that is not dead tells, HOT chains included */
-	scan = begin_scan(row, index, &dirty);
+	scan = begin_scan(row, &dirty);
 	if (index_getnext_slot(scan, ForwardScanDirection, row->slot))
 	{
 		row->rival = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
 		row->state = TransactionIdIsValid(row->rival) ? ROW_RIVAL : ROW_FOUND;
 	}
 	index_endscan(scan);
-	index_close(index, NoLock);
 }
 
 static HeapTupleHeader
@@ -667,13 +663,11 @@ write_index_entries(RowAccess *row, TupleTableSlot *slot, bool update,
 	}
 	else
 	{
-		Relation	index = index_open(table->index, RowExclusiveLock);
 		bool		nulls[lengthof(row->key)] = {0};
 
-		conflict = !index_insert(index, row->key, nulls, &slot->tts_tid,
+		conflict = !index_insert(row->index, row->key, nulls, &slot->tts_tid,
 								 row->rel, UNIQUE_CHECK_PARTIAL, update,
 								 makeNode(IndexInfo));
-		index_close(index, NoLock);
 	}
 	if (conflict)
 		lost_race();
