@@ -29,6 +29,7 @@ REGRESS = \
 	altered \
 	collision \
 	fence \
+	hint \
 	insert_once \
 	key_claim \
 	key_effect \

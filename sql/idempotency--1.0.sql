@@ -89,7 +89,7 @@ CREATE FUNCTION idempotency.claim(
   wait    interval DEFAULT NULL
 ) RETURNS idempotency.claim_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_claim';
-COMMENT ON FUNCTION idempotency.claim(text, text, jsonb, interval, interval) IS 'may this transaction do the work? request: fingerprint, NULL is not compared; ttl: how long the answer is replayed, NULL is idempotency.default_ttl; wait: for a rival transaction, NULL is idempotency.default_wait, ''0'' does not wait; errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.claim(text, text, jsonb, interval, interval) IS 'may this transaction do the work? request: fingerprint, NULL is not compared; ttl: how long the answer is replayed; wait: for a rival, ''0'' is not at all; NULL: the setting default_ttl or default_wait; errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
 
 CREATE FUNCTION idempotency.complete(
   scope    text,
@@ -157,7 +157,7 @@ CREATE FUNCTION idempotency.run(
   record_errors boolean  DEFAULT false
 ) RETURNS idempotency.run_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_run';
-COMMENT ON FUNCTION idempotency.run(text, text, text, jsonb, interval, interval, boolean) IS 'claims, calls function(request jsonb) as the caller and stores what it returns; function: "f" or "f(jsonb)", found by search_path; record_errors: an error of P0001, class 22, 23 or one that PostgreSQL does not use is stored as failed, with sqlstate and message in meta; errors: as claim(), 0A000, 42501, 42883, and those of the function';
+COMMENT ON FUNCTION idempotency.run(text, text, text, jsonb, interval, interval, boolean) IS 'claims, calls function(request jsonb) as the caller, stores what it returns; request, ttl, wait: as claim(); record_errors: stores an error of the request (P0001, 22, 23, your own) as failed; errors: as claim(), 0A000, 42501, 42883, the function''s';
 
 CREATE FUNCTION idempotency.lookup(
   scope text,
@@ -171,7 +171,7 @@ CREATE FUNCTION idempotency.forget(
   key   text
 ) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_forget';
-COMMENT ON FUNCTION idempotency.forget(text, text) IS 'removes a finished record, so that the key can be used anew; waits for a rival; false: there was none; errors: 22004, 22023, 25006, 40001';
+COMMENT ON FUNCTION idempotency.forget(text, text) IS 'admin: removes a finished record, so that the key can be used anew; waits for a rival; false: there was none; errors: 22004, 22023, 25006, 40001';
 
 -- Leases
 
@@ -184,7 +184,7 @@ CREATE FUNCTION idempotency.lease(
   wait    interval DEFAULT NULL
 ) RETURNS idempotency.lease_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_lease';
-COMMENT ON FUNCTION idempotency.lease(text, text, interval, jsonb, interval, interval) IS 'claims the key for work that spans transactions, until the deadline: now + lease, at most idempotency.max_lease; request, ttl and wait as in claim(); errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.lease(text, text, interval, jsonb, interval, interval) IS 'claims the key over transactions, until now + lease (at most idempotency.max_lease); request, ttl, wait: as claim(); errors: as claim()';
 
 CREATE FUNCTION idempotency.extend(
   scope text,
@@ -235,11 +235,11 @@ CREATE FUNCTION idempotency.insert_once(
   conflict text[] DEFAULT NULL
 ) RETURNS TABLE (created boolean, stored anyelement)
 LANGUAGE c ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_insert_once';
-COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inserts new_row as the caller, or returns the row that was there, as it is now; target: NULL::the_table; new_row: its columns, others take their default; conflict: the columns of the unique index that decides, NULL is the only one whose columns all stand in new_row; errors: 22004, 22023, 27000, 42501, 42703, 42809, 42P01, 42P10, and those of INSERT';
+COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inserts new_row as the caller, or returns the row that was there, as it is now; target: NULL::the_table; conflict: the unique index''s columns, NULL: the only one in new_row; errors: 22004, 22023, 27000, 42501, 42703, 42809, 42P01, 42P10, INSERT''s';
 
 CREATE FUNCTION idempotency.guard_fence() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_fence';
-COMMENT ON FUNCTION idempotency.guard_fence() IS 'trigger that attach_fence() puts on a table: refuses an UPDATE that does not assign the fence column, or lowers it; error: IK002';
+COMMENT ON FUNCTION idempotency.guard_fence() IS 'internal: trigger of attach_fence(): refuses an UPDATE that does not assign the fence column, or lowers it; error: IK002';
 
 CREATE FUNCTION idempotency.attach_fence(
   rel          regclass,
@@ -295,7 +295,7 @@ CREATE TABLE idempotency.transition_log (
 );
 ALTER SEQUENCE idempotency.transition_log_id_seq OWNED BY idempotency.transition_log.id;
 COMMENT ON SEQUENCE idempotency.transition_log_id_seq IS 'internal: numbers the history';
-COMMENT ON TABLE idempotency.transition_log IS 'the moves in tables whose machine is attached with history; read by whom grant_admin lets';
+COMMENT ON TABLE idempotency.transition_log IS 'admin: the moves in tables whose machine is attached with history';
 COMMENT ON COLUMN idempotency.transition_log.table_name IS 'qualified and quoted, as it was when the row moved';
 COMMENT ON COLUMN idempotency.transition_log.row_id IS 'primary key: its value, or for several columns an object';
 COMMENT ON COLUMN idempotency.transition_log.event IS 'that fire() asked for; NULL: the row was moved in another way';
@@ -320,15 +320,15 @@ CREATE FUNCTION idempotency.define_machine(
   cyclic     boolean DEFAULT false
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_define_machine';
-COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'defines a state machine or replaces it, seen by every session at once; definition: {"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}; cyclic: rows may come back to a state; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'admin: defines a state machine or replaces it, for every session at once; definition: {"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}; cyclic: rows may come back to a state; errors: 22004, 22023';
 
 CREATE FUNCTION idempotency.drop_machine(name text) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_drop_machine';
-COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'forgets a state machine; errors: IK007 unknown, 2BP01 still attached, 22004, 22023';
+COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'admin: forgets a state machine; errors: IK007 unknown, 2BP01 still attached, 22004, 22023';
 
 CREATE FUNCTION idempotency.guard_state() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_state';
-COMMENT ON FUNCTION idempotency.guard_state() IS 'trigger that attach_machine() puts on a table: refuses moves that are not on the graph, and writes the history; errors: IK003, IK005, IK007';
+COMMENT ON FUNCTION idempotency.guard_state() IS 'internal: trigger of attach_machine(): refuses moves off the graph, and writes the history; errors: IK003, IK005, IK007';
 
 CREATE FUNCTION idempotency.attach_machine(
   rel          regclass,
@@ -337,7 +337,7 @@ CREATE FUNCTION idempotency.attach_machine(
   history      boolean DEFAULT false
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_machine';
-COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of a table that you own on the machine''s graph, whoever writes it; history: moves are recorded in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 42501, 42703, 42710, 42P10';
+COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of your table on the machine''s graph, whoever writes it; history: also in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 42501, 42703, 42710, 42P10';
 
 CREATE FUNCTION idempotency.detach_machine(
   rel          regclass,
@@ -355,7 +355,7 @@ CREATE FUNCTION idempotency.transition(
   state_column name  DEFAULT NULL
 ) RETURNS idempotency.transition_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_transition';
-COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row along an edge if it is in from_state, NULL is any state with an edge to to_state; id: the primary key, for several columns an object; changes: further columns to set; state_column: needed if several machines are attached; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702, 42703, 42P10';
+COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns to set; state_column: where several machines are; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702, 42703, 42P10';
 
 CREATE FUNCTION idempotency.transition(
   rel          regclass,
@@ -395,7 +395,7 @@ COMMENT ON FUNCTION idempotency.machine_diagram(text) IS 'the machine as a Merma
 CREATE FUNCTION idempotency.off_graph(rel regclass)
 RETURNS TABLE (id jsonb, state text, reason text)
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_off_graph';
-COMMENT ON FUNCTION idempotency.off_graph(regclass) IS 'the rows whose state no machine attached to the table knows, read with the caller''s rights; errors: IK007 none is attached, 22004, 42501, 42P10';
+COMMENT ON FUNCTION idempotency.off_graph(regclass) IS 'admin: the rows whose state no machine attached to the table knows, read with the caller''s rights; errors: IK007 none is attached, 22004, 42501, 42P10';
 
 ----------------------------------------------------------------------------
 -- Versions
@@ -410,7 +410,7 @@ COMMENT ON TYPE idempotency.update_result IS 'outcome: applied, conflict, not_fo
 
 CREATE FUNCTION idempotency.guard_version() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_version';
-COMMENT ON FUNCTION idempotency.guard_version() IS 'trigger that attach_version() puts on a table: counts the updates of each row; errors: IK004, 22003';
+COMMENT ON FUNCTION idempotency.guard_version() IS 'internal: trigger of attach_version(): counts the updates of each row; errors: IK004, 22003';
 
 CREATE FUNCTION idempotency.attach_version(
   rel            regclass,
@@ -433,7 +433,7 @@ CREATE FUNCTION idempotency.update_if(
   changes jsonb
 ) RETURNS idempotency.update_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_update_if';
-COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: the primary key, for several columns an object; changes: columns to set, NULL or {} none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 40001, 42703, 42P10';
+COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: primary key, for several columns an object; changes: columns to set, NULL or {}: none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 40001, 42703, 42P10';
 
 CREATE FUNCTION idempotency.update_if(
   rel     regclass,
@@ -506,7 +506,7 @@ CREATE FUNCTION idempotency.issue_token(
   payload jsonb    DEFAULT NULL
 ) RETURNS text
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_issue_token';
-COMMENT ON FUNCTION idempotency.issue_token(text, text, interval, jsonb) IS 'a signed token that can be consumed once, by whoever gives the same subject and purpose, within ttl (at most idempotency.token_max_ttl); payload: signed, not encrypted, at most 8192 bytes; writes nothing; errors: 22004, 22008, 22023, 55000';
+COMMENT ON FUNCTION idempotency.issue_token(text, text, interval, jsonb) IS 'a signed token, to be consumed once with the same subject and purpose within ttl (at most idempotency.token_max_ttl); payload: readable, at most 8192 bytes; writes nothing; errors: 22004, 22008, 22023, 55000';
 
 CREATE FUNCTION idempotency.consume_token(
   token   text,
@@ -515,7 +515,7 @@ CREATE FUNCTION idempotency.consume_token(
   wait    interval DEFAULT NULL
 ) RETURNS idempotency.token_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_consume_token';
-COMMENT ON FUNCTION idempotency.consume_token(text, text, text, interval) IS 'uses the token up in this transaction, or says why not; a rollback gives it back; wait: for a rival transaction, NULL is idempotency.default_wait, ''0'' does not wait; errors: 22004, 22008, 22023, 25006, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.consume_token(text, text, text, interval) IS 'uses the token up in this transaction, or says why not; a rollback gives it back; wait: for a rival, as claim(); errors: 22004, 22008, 22023, 25006, 40P01, 55000, 55P03';
 
 CREATE FUNCTION idempotency.check_token(
   token   text,
@@ -544,7 +544,7 @@ CREATE FUNCTION idempotency.rotate_token_key(
   retire boolean DEFAULT false
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_rotate_token_key';
-COMMENT ON FUNCTION idempotency.rotate_token_key(boolean) IS 'signs new tokens with a new key; those of the old keys stay valid, or with retire, after a leak, become invalid; errors: 22004, 25006, 40001, 55000';
+COMMENT ON FUNCTION idempotency.rotate_token_key(boolean) IS 'admin: signs new tokens with a new key; those of the old keys stay valid, or with retire, after a leak, become invalid; errors: 22004, 25006, 40001, 55000';
 
 CREATE FUNCTION idempotency.token_keys_changed() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_token_keys_changed';
@@ -566,7 +566,7 @@ SELECT idempotency.rotate_token_key();
 -- CACHE 1, or the ids of two sessions would not follow the order in which a
 -- key's events were emitted.
 CREATE SEQUENCE idempotency.outbox_id_seq CACHE 1;
-COMMENT ON SEQUENCE idempotency.outbox_id_seq IS 'the ids of events';
+COMMENT ON SEQUENCE idempotency.outbox_id_seq IS 'internal: the ids of events';
 GRANT SELECT, UPDATE ON idempotency.outbox_id_seq TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_id_seq', '');
 
@@ -583,7 +583,7 @@ CREATE TABLE idempotency.outbox (
   payload    jsonb,
   error      text
 );
-COMMENT ON TABLE idempotency.outbox IS 'events that are to be delivered, and parked ones; read and written through functions';
+COMMENT ON TABLE idempotency.outbox IS 'internal: events that are to be delivered, and parked ones';
 COMMENT ON COLUMN idempotency.outbox.due IS 'when take may look at it next; infinity: parked, or set aside behind another event of its key';
 COMMENT ON COLUMN idempotency.outbox.attempt IS 'how often it was handed out; the newest number is the one that counts';
 COMMENT ON COLUMN idempotency.outbox.tries IS 'how often it was handed out since it was emitted or retry_parked';
@@ -595,28 +595,28 @@ SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
 
 CREATE FUNCTION idempotency.emit(topic text, payload jsonb, key text DEFAULT NULL) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_emit';
-COMMENT ON FUNCTION idempotency.emit(text, jsonb, text) IS 'writes an event in this transaction and returns its id; events of one key are delivered in the order of their ids';
+COMMENT ON FUNCTION idempotency.emit(text, jsonb, text) IS 'writes an event in this transaction and returns its id; events of one key come in the order of their ids, NULL: in any; payload may be NULL; errors: 22004, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.take(topic text, max integer DEFAULT 100, lease interval DEFAULT '30 s')
 RETURNS TABLE (id bigint, attempt integer, key text, payload jsonb, emitted_at timestamptz)
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'idempotency_take';
-COMMENT ON FUNCTION idempotency.take(text, integer, interval) IS 'hands out due events of a topic until the lease ends; commit before you act on them';
+COMMENT ON FUNCTION idempotency.take(text, integer, interval) IS 'hands out up to max due events of a topic until the lease ends; commit before you act on them; errors: 22004, 22008, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.ack(id bigint, attempt integer) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';
-COMMENT ON FUNCTION idempotency.ack(bigint, integer) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event';
+COMMENT ON FUNCTION idempotency.ack(bigint, integer) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event; errors: 22004, 25006, 55000';
 
 CREATE FUNCTION idempotency.ack(ids bigint[], attempts integer[]) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack_many';
-COMMENT ON FUNCTION idempotency.ack(bigint[], integer[]) IS 'ack for many events; returns how many were removed';
+COMMENT ON FUNCTION idempotency.ack(bigint[], integer[]) IS 'the same for many events; returns how many were removed; errors: 22004, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.nack(id bigint, attempt integer, retry_in interval DEFAULT NULL, error text DEFAULT NULL) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_nack';
-COMMENT ON FUNCTION idempotency.nack(bigint, integer, interval, text) IS 'gives an event back, due after retry_in (NULL: at once), or parks it after its last attempt; false: this attempt was superseded';
+COMMENT ON FUNCTION idempotency.nack(bigint, integer, interval, text) IS 'gives an event back, due after retry_in (NULL: at once), or parks it after its last attempt; error: a note, may be NULL; false: this attempt was superseded; errors: 22004, 22008, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.retry_parked(topic text) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_parked';
-COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many';
+COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many; errors: 22004, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.outbox_events() RETURNS SETOF idempotency.outbox
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_outbox_events';
@@ -639,7 +639,7 @@ CREATE FUNCTION idempotency.purge(
   max integer DEFAULT 10000
 ) RETURNS bigint
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_purge';
-COMMENT ON FUNCTION idempotency.purge(integer) IS 'removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; fewer than max: that was all; errors: 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.purge(integer) IS 'admin: removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; fewer than max: that was all; errors: 22004, 22023, 25006';
 
 CREATE FUNCTION idempotency.lock_hash(
   scope text,
@@ -710,7 +710,7 @@ CREATE VIEW idempotency.in_flight AS
          l.lock_hash
   FROM idempotency.key_locks l
   WHERE l.granted;
-COMMENT ON VIEW idempotency.in_flight IS 'who is at work: leases, by scope and key, and the transactions that hold a claim, by the hash of its key (see holder()); since: the grant, or the start of the transaction (NULL if its session is hidden from the caller)';
+COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder()); since: the grant, or the transaction''s start (NULL: hidden from the caller)';
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_counts()),
@@ -742,7 +742,7 @@ CREATE VIEW idempotency.stats AS
   SELECT 'outbox_oldest_seconds', NULL, NULL, oldest, false FROM events
   UNION ALL
   SELECT 'outbox_parked', NULL, NULL, parked, false FROM events;
-COMMENT ON VIEW idempotency.stats IS 'keys by scope and status, lapsed leases, expired keys that purge has not removed yet, bytes by table with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
+COMMENT ON VIEW idempotency.stats IS 'admin: keys by scope and status, lapsed leases, expired keys that purge has not removed yet, bytes by table with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
 
 CREATE FUNCTION idempotency.holder(
   scope text,
@@ -776,7 +776,7 @@ BEGIN
   WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = writer;
 END
 $$;
-COMMENT ON FUNCTION idempotency.holder(text, text) IS 'who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.holder(text, text) IS 'admin: who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
 
 ----------------------------------------------------------------------------
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin

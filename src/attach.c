@@ -124,7 +124,8 @@ idempotency_detach_machine(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("no machine is attached to column \"%s\" of table \"%s\"",
 						get_attname(RelationGetRelid(rel), column, false),
-						RelationGetRelationName(rel))));
+						RelationGetRelationName(rel)),
+				 errhint("What is attached shows in \\d as triggers that call idempotency.guard_state().")));
 	idempotency_drop_trigger(rel, trigger);
 	keep_table_triggers(rel);
 	table_close(rel, NoLock);
@@ -156,12 +157,14 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("no machine is attached to table \"%s\"",
-						RelationGetRelationName(rel))));
+						RelationGetRelationName(rel)),
+				 errhint("Attach one with idempotency.attach_machine().")));
 	if (table->nkeys == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
 				 errmsg("table \"%s\" has no primary key",
-						RelationGetRelationName(rel))));
+						RelationGetRelationName(rel)),
+				 errhint("Add a primary key: rows are told apart by it.")));
 
 	initStringInfo(&id);
 	for (int i = 0; i < table->nkeys; i++)
@@ -246,7 +249,8 @@ idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber * column)
 	if (get_rel_relkind(relid) == '\0')
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("relation with OID %u does not exist", relid)));
+				 errmsg("relation with OID %u does not exist", relid),
+				 errhint("The statement was planned before the table was dropped: prepare it anew.")));
 	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
 		aclcheck_error(ACLCHECK_NOT_OWNER,
 					   get_relkind_objtype(get_rel_relkind(relid)),
@@ -257,7 +261,8 @@ idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber * column)
 		rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("\"%s\" is not a table", RelationGetRelationName(rel))));
+				 errmsg("\"%s\" is not a table", RelationGetRelationName(rel)),
+				 errhint("Attach to the table that the rows are stored in.")));
 	(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
 
 	*column = get_attnum(relid, NameStr(*PG_GETARG_NAME(1)));
@@ -266,7 +271,8 @@ idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber * column)
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("column \"%s\" of table \"%s\" does not exist",
 						NameStr(*PG_GETARG_NAME(1)),
-						RelationGetRelationName(rel))));
+						RelationGetRelationName(rel)),
+				 errhint("Name a column of the table, in its case, or add it first.")));
 	return rel;
 }
 
@@ -310,12 +316,14 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 
 		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
 			refuse(psprintf("partition \"%s\" is a foreign table",
-							RelationGetRelationName(part)), NULL);
+							RelationGetRelationName(part)),
+				   "Detach the partition: its server would not fire the triggers.");
 		if (part->rd_rel->relkind == RELKIND_PARTITIONED_TABLE &&
 			has_partition_attrs(part, columns, NULL))
 			refuse(psprintf("column \"%s\" is in the partition key of table \"%s\"",
 							NameStr(attr->attname),
-							RelationGetRelationName(part)), NULL);
+							RelationGetRelationName(part)),
+				   "Partition by a column that keeps its value.");
 		table_close(part, NoLock);
 	}
 }

@@ -48,7 +48,8 @@ idempotency_attach_fence(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("column \"%s\" is a fence already",
-						get_attname(RelationGetRelid(rel), column, false))));
+						get_attname(RelationGetRelid(rel), column, false)),
+				 errhint("Call idempotency.detach_fence() if it should be none.")));
 
 	idempotency_create_trigger(rel, "zz_IK_fence", "BEFORE UPDATE", column,
 							   "idempotency.guard_fence()");
@@ -75,7 +76,8 @@ idempotency_detach_fence(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("column \"%s\" is not a fence of table \"%s\"",
 						get_attname(RelationGetRelid(rel), column, false),
-						RelationGetRelationName(rel))));
+						RelationGetRelationName(rel)),
+				 errhint("What is attached shows in \\d as triggers that call idempotency.guard_fence().")));
 	idempotency_drop_trigger(rel, trigger);
 
 	for (AttrNumber other = 1; other <= RelationGetNumberOfAttributes(rel); other++)
@@ -123,6 +125,7 @@ check_fence(TriggerData *trigdata, AttrNumber column)
 		ereport(ERROR,
 				(errcode(ERRCODE_STALE_FENCE),
 				 errmsg("fence must not be null"),
+				 errhint("Set the fence column to the fence that lease() or acquire_lock() returned."),
 				 errtablecol(trigdata->tg_relation, column)));
 	if (!old_null && DatumGetInt64(new) < DatumGetInt64(old))
 		ereport(ERROR,

@@ -170,7 +170,7 @@ guard_insert(TriggerData * trigdata, const TableInfo *table, const Guard *guard)
 						guard->machine) :
 				 errmsg("a new row cannot begin in state \"%.*s\" of machine \"%s\"",
 						state.len, state.data, guard->machine),
-				 errhint("Insert it in an initial state and move it along the machine's edges."),
+				 errhint("%s", idempotency_hint_states(machine, true)),
 				 errtablecol(trigdata->tg_relation, guard->column)));
 }
 
@@ -223,17 +223,22 @@ judge_move(TriggerData * trigdata, const TableInfo *table, const Guard *guard,
 					 to.data == NULL ? 0 :
 					 errdetail("It stored \"%.*s\", to which there is no edge.",
 							   to.len, to.data),
+					 errhint("Mend the trigger, or ask for the state that it stores."),
 					 errtablecol(trigdata->tg_relation, guard->column)));
 		if (from.data == NULL || to.data == NULL)
 			ereport(ERROR,
 					(errcode(ERRCODE_ILLEGAL_TRANSITION),
 					 errmsg("a row cannot enter or leave a null state under machine \"%s\"",
 							guard->machine),
+					 errhint("%s", from.data == NULL ?
+							 idempotency_hint_edges(machine, -1) :
+							 idempotency_hint_edges(machine, idempotency_find_state(machine, from))),
 					 errtablecol(trigdata->tg_relation, guard->column)));
 		ereport(ERROR,
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
 				 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
 						guard->machine, from.len, from.data, to.len, to.data),
+				 errhint("%s", idempotency_hint_edges(machine, idempotency_find_state(machine, from))),
 				 errtablecol(trigdata->tg_relation, guard->column)));
 	}
 

@@ -82,7 +82,8 @@ static KeyStatus judge(RowAccess *row, const Jsonb *request,
 static void write_answer(RowAccess *row, const Claim *claim,
 						 KeyStatus outcome, const KeyAnswer *answer);
 static Datum settle(FunctionCallInfo fcinfo, KeyStatus outcome);
-static void check_length(const text *value, Size limit, const char *name);
+static void check_length(const text *value, Size limit, const char *name,
+						 const char *hint);
 static void *varlena_or_null(TupleTableSlot *slot, int col);
 
 /*
@@ -293,7 +294,8 @@ idempotency_get_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("scopes that begin with \"%s\" are reserved",
-						OWN_SCOPE)));
+						OWN_SCOPE),
+				 errhint("Choose another name; for locks there is idempotency.acquire_lock().")));
 }
 
 /* The first two arguments, in a scope of ours too. */
@@ -302,7 +304,8 @@ idempotency_get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 {
 	*scope = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
-	check_length(*scope, MAX_SCOPE, "scope");
+	check_length(*scope, MAX_SCOPE, "scope",
+				 "It names the operation and the tenant, such as 'orders:create:tenant-7'.");
 	idempotency_check_key(*key, "key");
 	Assert(*scope != NULL && *key != NULL);
 }
@@ -311,7 +314,8 @@ idempotency_get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 void
 idempotency_check_key(const text *key, const char *name)
 {
-	check_length(key, MAX_KEY, name);
+	check_length(key, MAX_KEY, name,
+				 "Whoever means the same thing gives the same one, each time.");
 }
 
 /* A status by its name in SQL, as text. */
@@ -429,7 +433,8 @@ idempotency_check_request(const KeyRequest *request)
 	if (idempotency_expiry(now, request->ttl) <= now)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("ttl must be positive")));
+				 errmsg("ttl must be positive"),
+				 errhint("Give an interval such as '1 day', or NULL for idempotency.default_ttl.")));
 }
 
 /* Error 25006 or 25000 where nothing can be written. */
@@ -748,16 +753,19 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 }
 
 static void
-check_length(const text *value, Size limit, const char *name)
+check_length(const text *value, Size limit, const char *name,
+			 const char *hint)
 {
 	if (value == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%s must not be null", name)));
+				 errmsg("%s must not be null", name),
+				 errhint("%s", hint)));
 	if (VARSIZE_ANY_EXHDR(value) == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be empty", name)));
+				 errmsg("%s must not be empty", name),
+				 errhint("%s", hint)));
 	if (VARSIZE_ANY_EXHDR(value) > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -127,7 +127,8 @@ idempotency_checkpoint(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("name of the checkpoint must not be null")));
+				 errmsg("name of the checkpoint must not be null"),
+				 errhint("Name the step that the work has come to.")));
 	idempotency_refuse_to_write("idempotency.checkpoint()");
 
 	if (!find_lease(&row, scope, key, PG_ARGISNULL(2) ? NULL : &fence, &lease))
@@ -360,11 +361,13 @@ check_lease(const Interval *lease)
 	if (lease == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("lease must not be null")));
+				 errmsg("lease must not be null"),
+				 errhint("Give an interval such as '30 s': longer than the work takes.")));
 	if (idempotency_expiry(now, lease) < now)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("lease must not be negative")));
+				 errmsg("lease must not be negative"),
+				 errhint("Give an interval such as '30 s'; '0' ends at once.")));
 }
 
 /*

@@ -109,7 +109,8 @@ idempotency_give_up_at(const Interval *wait)
 	if (sign < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("wait must not be negative")));
+				 errmsg("wait must not be negative"),
+				 errhint("'0' does not wait, NULL stands for idempotency.default_wait.")));
 	if (sign == 0)
 		return DT_NOBEGIN;
 	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,

@@ -37,6 +37,9 @@
 #define ANUM_MACHINES_NAME			1
 #define ANUM_MACHINES_DEFINITION	2
 
+/* how many names a hint lists */
+#define HINTED_NAMES				10
+
 /* from a name to its place in an array */
 typedef struct NameEntry
 {
@@ -99,6 +102,7 @@ static Bitmapset * reachable(const Machine *machine, Bitmapset * from);
 static void append_state_id(StringInfo buf, const Machine *machine, int state);
 static bool plain_in_mermaid(const Machine *machine, int state);
 static void append_escaped(StringInfo buf, NameRef name);
+static void append_name(StringInfo list, int n, NameRef name);
 pg_noreturn static void invalid_definition(const char *detail);
 
 /*
@@ -472,6 +476,68 @@ load_machine(const char *name)
 	return machine;
 }
 
+/* For a hint: the moves from a state; -1 is one that the machine lacks. */
+char *
+idempotency_hint_edges(const Machine *machine, int state)
+{
+	const MachineState *from;
+	StringInfoData buf;
+
+	if (state < 0)
+		return "Find such rows with idempotency.off_graph(). Then add their states to the machine, or detach it to correct them.";
+	from = &machine->states[state];
+	if (from->nedges == 0)
+		return psprintf("State \"%.*s\" is final: no edge leaves it.",
+						from->name.len, from->name.data);
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "From state \"%.*s\" a row can move to ",
+					 from->name.len, from->name.data);
+	for (int i = 0; i < from->nedges; i++)
+	{
+		const MachineEdge *edge = &from->edges[i];
+
+		append_name(&buf, i, machine->states[edge->target].name);
+		if (edge->event >= 0 && i < HINTED_NAMES)
+			appendStringInfo(&buf, " (event \"%.*s\")",
+							 machine->events[edge->event].name.len,
+							 machine->events[edge->event].name.data);
+	}
+	appendStringInfoChar(&buf, '.');
+	return buf.data;
+}
+
+/* For a hint: the machine's states, or those in which a row can begin. */
+char *
+idempotency_hint_states(const Machine *machine, bool initial)
+{
+	StringInfoData buf;
+	int			n = 0;
+
+	initStringInfo(&buf);
+	for (int i = 0; i < machine->nstates; i++)
+		if (machine->states[i].initial || !initial)
+			append_name(&buf, n++, machine->states[i].name);
+	return psprintf(initial ?
+					"Insert it in an initial state (%s) and move it along the machine's edges." :
+					"Its states are %s. To add one, define it again with idempotency.define_machine().",
+					buf.data);
+}
+
+/* For a hint: the machine's events. */
+char *
+idempotency_hint_events(const Machine *machine)
+{
+	StringInfoData buf;
+
+	if (machine->nevents == 0)
+		return "Its edges have no events: use idempotency.transition(), or name them with idempotency.define_machine().";
+	initStringInfo(&buf);
+	for (int i = 0; i < machine->nevents; i++)
+		append_name(&buf, i, machine->events[i].name);
+	return psprintf("Its events are %s. To add one, define it again with idempotency.define_machine().",
+					buf.data);
+}
+
 /* Relcache callback: marks, and neither frees nor looks anything up. */
 static void
 forget_machines(Datum arg, Oid relid)
@@ -818,6 +884,17 @@ append_escaped(StringInfo buf, NameRef name)
 		else
 			appendStringInfoChar(buf, c);
 	}
+}
+
+/* One more name for a list in a hint, which ends somewhere if there are many. */
+static void
+append_name(StringInfo list, int n, NameRef name)
+{
+	if (n < HINTED_NAMES)
+		appendStringInfo(list, "%s\"%.*s\"", n == 0 ? "" : ", ",
+						 name.len, name.data);
+	else if (n == HINTED_NAMES)
+		appendStringInfoString(list, " and others");
 }
 
 static void

@@ -71,6 +71,9 @@ extern const Machine *idempotency_find_machine(const char *name);
 extern int	idempotency_find_state(const Machine *machine, NameRef name);
 extern int	idempotency_find_event(const Machine *machine, NameRef name);
 extern bool idempotency_has_edge(const Machine *machine, int from, int to);
+extern char *idempotency_hint_edges(const Machine *machine, int state);
+extern char *idempotency_hint_states(const Machine *machine, bool initial);
+extern char *idempotency_hint_events(const Machine *machine);
 extern Oid idempotency_own_relation(const char *name);
 
 /* how a state is stored */

@@ -339,7 +339,8 @@ idempotency_ack_many(PG_FUNCTION_ARGS)
 	if (array_argument(fcinfo, 1, "attempts", INT4OID, &attempts) != n)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("ids and attempts must have the same number of elements")));
+				 errmsg("ids and attempts must have the same number of elements"),
+				 errhint("Pass both as take() returned them, in the same order.")));
 
 	handed = palloc(n * sizeof(Handed));
 	for (int i = 0; i < n; i++)
@@ -884,7 +885,8 @@ name_argument(FunctionCallInfo fcinfo, int arg, const char *what,
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("%s must not be longer than %d bytes",
-						what, max_length)));
+						what, max_length),
+				 errhint("Use a digest of it instead.")));
 	return name;
 }
 

@@ -31,6 +31,7 @@
 PG_FUNCTION_INFO_V1(idempotency_run);
 
 static Oid	resolve_function(const text *name, Oid *result_type);
+static void hint_at_signature(void *arg);
 static text *call_function(Oid function, Oid result_type,
 						   const Jsonb *request);
 static bool call_recording_errors(Oid function, Oid result_type,
@@ -59,7 +60,8 @@ idempotency_run(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(2))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("function must not be null")));
+				 errmsg("function must not be null"),
+				 errhint("Name a function with one argument of type jsonb.")));
 	request.request = PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3);
 	request.ttl = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
 	request.wait = PG_ARGISNULL(5) ? NULL : PG_GETARG_INTERVAL_P(5);
@@ -111,6 +113,7 @@ resolve_function(const text *name, Oid *result_type)
 {
 	char	   *signature = text_to_cstring(name);
 	Size		len = strlen(signature);
+	ErrorContextCallback context = {.callback = hint_at_signature};
 	Oid			function;
 	HeapTuple	tuple;
 	Form_pg_proc proc;
@@ -118,8 +121,11 @@ resolve_function(const text *name, Oid *result_type)
 
 	if (len == 0 || signature[len - 1] != ')')
 		signature = psprintf("%s(pg_catalog.jsonb)", signature);
+	context.previous = error_context_stack;
+	error_context_stack = &context;
 	function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
 													CStringGetDatum(signature)));
+	error_context_stack = context.previous;
 
 	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
 	if (!HeapTupleIsValid(tuple))
@@ -145,6 +151,14 @@ resolve_function(const text *name, Oid *result_type)
 		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(function));
 	InvokeFunctionExecuteHook(function);
 	return function;
+}
+
+/* regprocedurein() says what it looked for, and cannot know what we want. */
+static void
+hint_at_signature(void *arg)
+{
+	if (geterrcode() == ERRCODE_UNDEFINED_FUNCTION)
+		errhint("run() calls a function with one argument of type jsonb. Create it, or name its schema if the search_path does not.");
 }
 
 /*

@@ -50,6 +50,7 @@
 #include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
+#include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
@@ -225,7 +226,8 @@ idempotency_issue_token(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(2))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("ttl must not be null")));
+				 errmsg("ttl must not be null"),
+				 errhint("Leave it out for 5 minutes.")));
 	if (!PG_ARGISNULL(3))
 	{
 		Jsonb	   *payload = PG_GETARG_JSONB_P(3);
@@ -531,13 +533,15 @@ expiry(TimestampTz issued_at, const Interval *ttl)
 	if (expires_at <= issued_at)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("ttl must be positive")));
+				 errmsg("ttl must be positive"),
+				 errhint("Give an interval such as '5 minutes'.")));
 	if (expires_at > issued_at + idempotency_token_max_ttl * USECS_PER_SEC)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("ttl is longer than idempotency.token_max_ttl"),
-				 errdetail("The setting is %d seconds.",
-						   idempotency_token_max_ttl)));
+				 errdetail("The setting is %s.",
+						   GetConfigOptionByName("idempotency.token_max_ttl", NULL, false)),
+				 errhint("Give a shorter ttl, or have a superuser raise the setting.")));
 	return expires_at;
 }
 

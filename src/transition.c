@@ -42,6 +42,7 @@
 #include "utils/fmgrprotos.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
+#include "utils/json.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
@@ -84,6 +85,7 @@ PG_FUNCTION_INFO_V1(idempotency_transition);
 PG_FUNCTION_INFO_V1(idempotency_fire);
 
 static void read_key(GuardedUpdate *update, Oid type, Datum id);
+static char *example_of_id(const GuardedUpdate *update);
 static Datum key_from_value(const KeyColumn *key, Oid type, Datum value);
 static Datum key_from_json(const KeyColumn *key, const JsonbValue * value);
 static void open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg);
@@ -171,7 +173,8 @@ idempotency_fire(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
 				 errmsg("machine \"%s\" has no event \"%.*s\"",
-						update.guard->machine, event.len, event.data)));
+						update.guard->machine, event.len, event.data),
+				 errhint("%s", idempotency_hint_events(update.machine))));
 	idempotency_read_changes(&update, fcinfo, 3);
 
 	/* If only one state has this event, no look is needed to know it. */
@@ -212,7 +215,8 @@ idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo)
 	if (update->rel == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("relation with OID %u does not exist", relid)));
+				 errmsg("relation with OID %u does not exist", relid),
+				 errhint("The statement was planned before the table was dropped: prepare it anew.")));
 	/* The lock reads invalidations only if it is this transaction's first. */
 	AcceptInvalidationMessages();
 	update->table = idempotency_table_info(update->rel);
@@ -240,7 +244,8 @@ idempotency_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 	if (!JB_ROOT_IS_OBJECT(update->changes))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("changes must be an object from columns to values")));
+				 errmsg("changes must be an object from columns to values"),
+				 errhint("Build it with jsonb_build_object('column', value, ...).")));
 	update->changed = palloc(JB_ROOT_COUNT(update->changes) * sizeof(AttrNumber));
 
 	it = JsonbIteratorInit(&update->changes->root);
@@ -369,8 +374,9 @@ read_key(GuardedUpdate *update, Oid type, Datum id)
 	if (!JB_ROOT_IS_OBJECT(object) || JB_ROOT_COUNT(object) != table->nkeys)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("id must be an object with the %d columns of the primary key of table \"%s\"",
-						table->nkeys, RelationGetRelationName(update->rel))));
+				 errmsg("id must be an object with the columns of the primary key of table \"%s\"",
+						RelationGetRelationName(update->rel)),
+				 errhint("It is like %s.", example_of_id(update))));
 	for (int i = 0; i < table->nkeys; i++)
 	{
 		const char *name = column_name(update, table->keys[i].column);
@@ -384,6 +390,23 @@ read_key(GuardedUpdate *update, Oid type, Datum id)
 					 errhint("The members of id are the columns of the primary key.")));
 		update->key[i] = key_from_json(&table->keys[i], value);
 	}
+}
+
+/* For a hint: the members that an id must have, as in {"a": ..., "b": ...}. */
+static char *
+example_of_id(const GuardedUpdate *update)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	for (int i = 0; i < update->table->nkeys; i++)
+	{
+		appendStringInfoString(&buf, i == 0 ? "{" : ", ");
+		escape_json(&buf, column_name(update, update->table->keys[i].column));
+		appendStringInfoString(&buf, ": ...");
+	}
+	appendStringInfoChar(&buf, '}');
+	return buf.data;
 }
 
 /* A value of any type as one of the key's type, through text if need be. */
@@ -462,7 +485,8 @@ open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg)
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_COLUMN),
 					 errmsg("column \"%s\" of table \"%s\" does not exist",
-							name, RelationGetRelationName(update->rel))));
+							name, RelationGetRelationName(update->rel)),
+					 errhint("state_column names the column that a machine is attached to.")));
 		update->guard = idempotency_guard_of(table, column);
 	}
 	else if (table->nguards > 1)
@@ -484,7 +508,8 @@ open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
 				 errmsg("table \"%s\" has no primary key",
-						RelationGetRelationName(update->rel))));
+						RelationGetRelationName(update->rel)),
+				 errhint("Add a primary key: rows are told apart by it.")));
 	update->column = update->guard->column;
 	update->type = update->guard->type;
 	update->machine = idempotency_find_machine(update->guard->machine);
@@ -524,20 +549,23 @@ check_edge_asked(const GuardedUpdate *update)
 		ereport(ERROR,
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
 				 errmsg("machine \"%s\" has no state \"%.*s\"",
-						update->guard->machine, unknown.len, unknown.data)));
+						update->guard->machine, unknown.len, unknown.data),
+				 errhint("%s", idempotency_hint_states(machine, false))));
 	if (update->from.data != NULL && !idempotency_has_edge(machine, from, to))
 		ereport(ERROR,
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
 				 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
 						update->guard->machine,
 						update->from.len, update->from.data,
-						update->to.len, update->to.data)));
+						update->to.len, update->to.data),
+				 errhint("%s", idempotency_hint_edges(machine, from))));
 	if (update->from.data == NULL && bms_is_empty(machine->states[to].sources))
 		ereport(ERROR,
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
 				 errmsg("machine \"%s\" has no edge to state \"%.*s\"",
 						update->guard->machine,
-						update->to.len, update->to.data)));
+						update->to.len, update->to.data),
+				 errhint("The state is initial: a row can only begin in it.")));
 }
 
 /* Decide what to try: from an expected state to a target. */
@@ -596,7 +624,7 @@ decide_move(GuardedUpdate *update)
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
 				 errmsg("the row has a null state in column \"%s\"",
 						column_name(update, update->column)),
-				 errhint("Find such rows with idempotency.off_graph().")));
+				 errhint("%s", idempotency_hint_edges(machine, -1))));
 	name = datum_name(update, update->current);
 	if (update->from.data != NULL)
 		return same_name(name, update->to) ? UPDATE_ALREADY : UPDATE_CONFLICT;
@@ -607,7 +635,7 @@ decide_move(GuardedUpdate *update)
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
 				 errmsg("the row is in state \"%.*s\", which machine \"%s\" does not know",
 						name.len, name.data, update->guard->machine),
-				 errhint("Find such rows with idempotency.off_graph().")));
+				 errhint("%s", idempotency_hint_edges(machine, -1))));
 	if (update->event >= 0)
 	{
 		const MachineEdge *edge = edge_of_event(update, state);
@@ -677,7 +705,8 @@ attempt(GuardedUpdate *update)
 		ereport(ERROR,
 				(errcode(ERRCODE_CARDINALITY_VIOLATION),
 				 errmsg("more than one row of table \"%s\" has this id",
-						RelationGetRelationName(update->rel))));
+						RelationGetRelationName(update->rel)),
+				 errhint("A primary key does not reach over tables that inherit from this one.")));
 	if (SPI_processed == 0)
 		return false;
 	if (update->guard != NULL)
@@ -719,7 +748,8 @@ check_stored(const GuardedUpdate *update)
 				 errmsg("a trigger stored another state than \"%.*s\"",
 						target.len, target.data),
 				 stored.data == NULL ? errdetail("It stored null.") :
-				 errdetail("It stored \"%.*s\".", stored.len, stored.data)));
+				 errdetail("It stored \"%.*s\".", stored.len, stored.data),
+				 errhint("Mend the trigger, or ask for the state that it stores.")));
 }
 
 /* Run a kept plan; the first column of its row becomes update->current. */

@@ -85,7 +85,8 @@ idempotency_detach_version(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("column \"%s\" is not the version column of table \"%s\"",
 						get_attname(RelationGetRelid(rel), column, false),
-						RelationGetRelationName(rel))));
+						RelationGetRelationName(rel)),
+				 errhint("What is attached shows in \\d as triggers that call idempotency.guard_version().")));
 	idempotency_drop_trigger(rel, trigger);
 	trigger = idempotency_find_trigger(rel, "guard_version",
 									   InvalidAttrNumber, 0);
@@ -166,11 +167,13 @@ idempotency_update_if(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
 				 errmsg("table \"%s\" has no primary key",
-						RelationGetRelationName(update.rel))));
+						RelationGetRelationName(update.rel)),
+				 errhint("Add a primary key: rows are told apart by it.")));
 	if (PG_ARGISNULL(2))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("version must not be null")));
+				 errmsg("version must not be null"),
+				 errhint("Give the version that was read with the row.")));
 	update.column = update.table->version;
 	update.type = INT8OID;
 	update.expected = PG_GETARG_DATUM(2);
