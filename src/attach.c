@@ -150,7 +150,7 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("table must not be null")));
 	InitMaterializedSRF(fcinfo, 0);
-	rel = table_open(PG_GETARG_OID(0), AccessShareLock);
+	rel = idempotency_open_users_table(PG_GETARG_OID(0), AccessShareLock);
 	AcceptInvalidationMessages();
 	table = idempotency_table_info(rel);
 	if (table->nguards == 0)
@@ -247,16 +247,15 @@ idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber * column)
 				 errmsg("table and column must not be null")));
 	relid = PG_GETARG_OID(0);
 	if (get_rel_relkind(relid) == '\0')
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("relation with OID %u does not exist", relid),
-				 errhint("The statement was planned before the table was dropped: prepare it anew.")));
+		idempotency_no_such_table(relid);
 	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
 		aclcheck_error(ACLCHECK_NOT_OWNER,
 					   get_relkind_objtype(get_rel_relkind(relid)),
 					   get_rel_name(relid));
 
-	rel = relation_open(relid, ShareRowExclusiveLock);
+	rel = try_relation_open(relid, ShareRowExclusiveLock);
+	if (rel == NULL)
+		idempotency_no_such_table(relid);
 	if (rel->rd_rel->relkind != RELKIND_RELATION &&
 		rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 		ereport(ERROR,

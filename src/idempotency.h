@@ -217,6 +217,10 @@ extern void idempotency_settle_lease(text *scope, text *key,
 extern bool idempotency_release_lease(text *scope, text *key,
 									  const int64 *fence);
 
+/* table_info.c: callers' tables; what machines know of them is in machine.h */
+extern Relation idempotency_open_users_table(Oid relid, LOCKMODE lockmode);
+pg_noreturn extern void idempotency_no_such_table(Oid relid);
+
 /* purge.c: removing what has expired */
 #define PURGEABLES 3			/* kinds of rows that expire */
 

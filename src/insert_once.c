@@ -260,7 +260,7 @@ open_target(Oid type)
 				 errmsg("type %s is not the row type of a table",
 						OidIsValid(type) ? format_type_be(type) : "unknown"),
 				 errhint("Write NULL::schema_name.table_name as the first argument.")));
-	return table_open(relid, AccessShareLock);
+	return idempotency_open_users_table(relid, AccessShareLock);
 }
 
 /*

@@ -14,6 +14,7 @@
 
 #include "access/genam.h"
 #include "access/nbtree.h"
+#include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_proc.h"
@@ -96,6 +97,29 @@ idempotency_table_info(Relation rel)
 	entry->context = context;
 	entry->info = info;
 	return info;
+}
+
+/*
+ * Open a table that a caller named.  Errors: 42P01 if there is none, or not any
+ * more; 42809 for an index or a composite type.
+ */
+Relation
+idempotency_open_users_table(Oid relid, LOCKMODE lockmode)
+{
+	Relation	rel = try_table_open(relid, lockmode);
+
+	if (rel == NULL)
+		idempotency_no_such_table(relid);
+	return rel;
+}
+
+void
+idempotency_no_such_table(Oid relid)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_TABLE),
+			 errmsg("relation with OID %u does not exist", relid),
+			 errhint("The statement was planned before the table was dropped: prepare it anew.")));
 }
 
 /* The machine attached to a column, or NULL. */

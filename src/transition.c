@@ -84,6 +84,7 @@ static HTAB * plan_cache = NULL;
 PG_FUNCTION_INFO_V1(idempotency_transition);
 PG_FUNCTION_INFO_V1(idempotency_fire);
 
+pg_noreturn static void read_only(void);
 static void read_key(GuardedUpdate *update, Oid type, Datum id);
 static char *example_of_id(const GuardedUpdate *update);
 static Datum key_from_value(const KeyColumn *key, Oid type, Datum value);
@@ -194,29 +195,21 @@ idempotency_fire(PG_FUNCTION_ARGS)
 void
 idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo)
 {
-	Oid			relid;
-
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("table and id must not be null")));
-	relid = PG_GETARG_OID(0);
-	if (RecoveryInProgress() ||
-		(XactReadOnly && get_rel_persistence(relid) != RELPERSISTENCE_TEMP))
-		ereport(ERROR,
-				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-				 errmsg("cannot update a row in a read-only transaction"),
-				 errhint("Call it in a read-write transaction on the primary.")));
+	/* in recovery, not even the table's lock can be had */
+	if (RecoveryInProgress())
+		read_only();
 
 	memset(update, 0, sizeof(*update));
 	update->event = -1;
 	update->context = CurrentMemoryContext;
-	update->rel = try_table_open(relid, RowExclusiveLock);
-	if (update->rel == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("relation with OID %u does not exist", relid),
-				 errhint("The statement was planned before the table was dropped: prepare it anew.")));
+	update->rel = idempotency_open_users_table(PG_GETARG_OID(0),
+											   RowExclusiveLock);
+	if (XactReadOnly && !RelationUsesLocalBuffers(update->rel))
+		read_only();
 	/* The lock reads invalidations only if it is this transaction's first. */
 	AcceptInvalidationMessages();
 	update->table = idempotency_table_info(update->rel);
@@ -332,6 +325,15 @@ Datum
 idempotency_outcome_datum(UpdateOutcome outcome)
 {
 	return CStringGetTextDatum(outcome_names[outcome]);
+}
+
+static void
+read_only(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+			 errmsg("cannot update a row in a read-only transaction"),
+			 errhint("Call it in a read-write transaction on the primary.")));
 }
 
 /* The caller's id as values of the primary key's columns. */

@@ -135,6 +135,7 @@ SELECT code($$UPDATE logged SET status = 'NEW' WHERE id = 2$$);
 RESET ROLE;
 SELECT * FROM idempotency.off_graph('logged') ORDER BY 1;
 SELECT * FROM idempotency.off_graph('pg_class');
+SELECT * FROM idempotency.off_graph(0);
 SELECT * FROM idempotency.off_graph(NULL);
 
 -- the history: the event that fire asked for, and no other statement's
