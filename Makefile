@@ -69,6 +69,7 @@ ISOLATION = \
 	outbox_late \
 	outbox_order \
 	outbox_serializable \
+	privilege_race \
 	purge_race \
 	run_snapshot \
 	token_consume \

@@ -831,6 +831,8 @@ AS $$
 DECLARE
   privilege text;
 BEGIN
+  -- two GRANTs on one object at once fail
+  LOCK TABLE idempotency.machines IN SHARE UPDATE EXCLUSIVE MODE;
   FOR privilege IN SELECT idempotency.privileges_of('usage') LOOP
     EXECUTE format('GRANT %s TO %I', privilege, role);
   END LOOP;
@@ -875,6 +877,8 @@ AS $$
 DECLARE
   privilege text;
 BEGIN
+  -- two GRANTs on one object at once fail
+  LOCK TABLE idempotency.machines IN SHARE UPDATE EXCLUSIVE MODE;
   FOR privilege IN SELECT idempotency.privileges_of('admin') LOOP
     EXECUTE format('REVOKE %s FROM %I', privilege, role);
   END LOOP;
