@@ -137,7 +137,7 @@ CREATE FUNCTION idempotency.release(
   fence bigint DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_release';
-COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS 'gives the claim back, the next caller runs; false: there was nothing to give back; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS 'gives the claim back, the next caller runs; false: there was nothing to give back; errors: IK002, 22004, 22023, 25006';
 
 CREATE FUNCTION idempotency.once(
   scope text,
@@ -157,7 +157,7 @@ CREATE FUNCTION idempotency.run(
   record_errors boolean  DEFAULT false
 ) RETURNS idempotency.run_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_run';
-COMMENT ON FUNCTION idempotency.run(text, text, text, jsonb, interval, interval, boolean) IS 'claims, calls function(request jsonb) as the caller, stores what it returns; request, ttl, wait: as claim(); record_errors: stores an error of the request (P0001, 22, 23, your own) as failed; errors: as claim(), 0A000, 42501, 42883, the function''s';
+COMMENT ON FUNCTION idempotency.run(text, text, text, jsonb, interval, interval, boolean) IS 'claims, calls function(request jsonb) as the caller, stores what it returns; request, ttl, wait: as claim(); record_errors: stores an error of the request (P0001, 22, 23, your own) as failed; errors: as claim(), 0A000, 42501, 42601, 42602, 42883, the function''s';
 
 CREATE FUNCTION idempotency.lookup(
   scope text,
@@ -246,14 +246,14 @@ CREATE FUNCTION idempotency.attach_fence(
   fence_column name
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_fence';
-COMMENT ON FUNCTION idempotency.attach_fence(regclass, name) IS 'from now on every UPDATE of a table that you own must assign this bigint column, not NULL and not lower than it was; errors: 0A000, 22004, 42501, 42703, 42710, 42804';
+COMMENT ON FUNCTION idempotency.attach_fence(regclass, name) IS 'from now on every UPDATE of a table that you own must assign this bigint column, not NULL and not lower than it was; errors: 0A000, 22004, 42501, 42703, 42710, 42804, 42P01';
 
 CREATE FUNCTION idempotency.detach_fence(
   rel          regclass,
   fence_column name
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_fence';
-COMMENT ON FUNCTION idempotency.detach_fence(regclass, name) IS 'takes the fence off the column again; errors: IK007 it is none, 22004, 42501, 42703';
+COMMENT ON FUNCTION idempotency.detach_fence(regclass, name) IS 'takes the fence off the column again; errors: IK007 it is none, 0A000, 22004, 42501, 42703, 42P01';
 
 ----------------------------------------------------------------------------
 -- State machines
@@ -337,14 +337,14 @@ CREATE FUNCTION idempotency.attach_machine(
   history      boolean DEFAULT false
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_machine';
-COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of your table on the machine''s graph, whoever writes it; history: also in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 42501, 42703, 42710, 42P10';
+COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of your table on the machine''s graph, whoever writes it; history: also in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 42501, 42703, 42710, 42P01, 42P10';
 
 CREATE FUNCTION idempotency.detach_machine(
   rel          regclass,
   state_column name
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_machine';
-COMMENT ON FUNCTION idempotency.detach_machine(regclass, name) IS 'takes the machine off the column again; errors: IK007 none is attached, 22004, 42501, 42703';
+COMMENT ON FUNCTION idempotency.detach_machine(regclass, name) IS 'takes the machine off the column again; errors: IK007 none is attached, 0A000, 22004, 2BP01, 42501, 42703, 42P01';
 
 CREATE FUNCTION idempotency.transition(
   rel          regclass,
@@ -355,7 +355,7 @@ CREATE FUNCTION idempotency.transition(
   state_column name  DEFAULT NULL
 ) RETURNS idempotency.transition_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_transition';
-COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns to set; state_column: where several machines are; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702, 42703, 42P10';
+COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns to set; state_column: where several machines are; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702, 42703, 42809, 42P01, 42P10, UPDATE''s';
 
 CREATE FUNCTION idempotency.transition(
   rel          regclass,
@@ -395,7 +395,7 @@ COMMENT ON FUNCTION idempotency.machine_diagram(text) IS 'the machine as a Merma
 CREATE FUNCTION idempotency.off_graph(rel regclass)
 RETURNS TABLE (id jsonb, state text, reason text)
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_off_graph';
-COMMENT ON FUNCTION idempotency.off_graph(regclass) IS 'admin: the rows whose state no machine attached to the table knows, read with the caller''s rights; errors: IK007 none is attached, 22004, 42501, 42P10';
+COMMENT ON FUNCTION idempotency.off_graph(regclass) IS 'admin: the rows whose state no machine attached to the table knows, read with the caller''s rights; errors: IK007 none is attached, 22004, 42501, 42809, 42P01, 42P10';
 
 ----------------------------------------------------------------------------
 -- Versions
@@ -417,14 +417,14 @@ CREATE FUNCTION idempotency.attach_version(
   version_column name
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_version';
-COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; errors: 0A000, 22004, 42501, 42703, 42710, 42804, 42P16';
+COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; errors: 0A000, 22004, 42501, 42703, 42710, 42804, 42P01, 42P16';
 
 CREATE FUNCTION idempotency.detach_version(
   rel            regclass,
   version_column name
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_version';
-COMMENT ON FUNCTION idempotency.detach_version(regclass, name) IS 'stops counting; errors: IK007 it is no version column, 22004, 42501, 42703';
+COMMENT ON FUNCTION idempotency.detach_version(regclass, name) IS 'stops counting; errors: IK007 it is no version column, 0A000, 22004, 42501, 42703, 42P01';
 
 CREATE FUNCTION idempotency.update_if(
   rel     regclass,
@@ -433,7 +433,7 @@ CREATE FUNCTION idempotency.update_if(
   changes jsonb
 ) RETURNS idempotency.update_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_update_if';
-COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: primary key, for several columns an object; changes: columns to set, NULL or {}: none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 40001, 42703, 42P10';
+COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: primary key, for several columns an object; changes: columns to set, NULL or {}: none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 40001, 42703, 42809, 42P01, 42P10, UPDATE''s';
 
 CREATE FUNCTION idempotency.update_if(
   rel     regclass,
@@ -604,15 +604,15 @@ COMMENT ON FUNCTION idempotency.take(text, integer, interval) IS 'hands out up t
 
 CREATE FUNCTION idempotency.ack(id bigint, attempt integer) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';
-COMMENT ON FUNCTION idempotency.ack(bigint, integer) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event; errors: 22004, 25006, 55000';
+COMMENT ON FUNCTION idempotency.ack(bigint, integer) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event; errors: 22004, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.ack(ids bigint[], attempts integer[]) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack_many';
-COMMENT ON FUNCTION idempotency.ack(bigint[], integer[]) IS 'the same for many events; returns how many were removed; errors: 22004, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.ack(bigint[], integer[]) IS 'the same for many events; returns how many were removed; errors: 22004, 22023, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.nack(id bigint, attempt integer, retry_in interval DEFAULT NULL, error text DEFAULT NULL) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_nack';
-COMMENT ON FUNCTION idempotency.nack(bigint, integer, interval, text) IS 'gives an event back, due after retry_in (NULL: at once), or parks it after its last attempt; error: a note, may be NULL; false: this attempt was superseded; errors: 22004, 22008, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.nack(bigint, integer, interval, text) IS 'gives an event back, due after retry_in (NULL: at once), or parks it after its last attempt; error: a note, may be NULL; false: this attempt was superseded; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.retry_parked(topic text) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_parked';
@@ -646,14 +646,14 @@ CREATE FUNCTION idempotency.lock_hash(
   key   text
 ) RETURNS bigint
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_lock_hash_of';
-COMMENT ON FUNCTION idempotency.lock_hash(text, text) IS 'internal: the name of the key''s lock; in pg_locks its halves are classid and objid, objsubid is 26980';
+COMMENT ON FUNCTION idempotency.lock_hash(text, text) IS 'internal: the name of the key''s lock; in pg_locks its halves are classid and objid, objsubid is 26980; errors: 22004, 22023';
 
 CREATE FUNCTION idempotency.key_writer(
   scope text,
   key   text
 ) RETURNS xid
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_writer';
-COMMENT ON FUNCTION idempotency.key_writer(text, text) IS 'internal: the open transaction that has written the key''s row, or NULL';
+COMMENT ON FUNCTION idempotency.key_writer(text, text) IS 'internal: the open transaction that has written the key''s row, or NULL; errors: 22004, 22023';
 
 CREATE FUNCTION idempotency.leased_keys() RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_leased_keys';
@@ -838,7 +838,7 @@ BEGIN
   END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency.grant_usage(name) IS 'lets a role call what an application calls; errors: 22004 NULL, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.grant_usage(name) IS 'lets a role call what an application calls; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
 CREATE FUNCTION idempotency.revoke_usage(role name) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -853,7 +853,7 @@ BEGIN
   END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; errors: 22004 NULL, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
 CREATE FUNCTION idempotency.grant_admin(role name) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -868,7 +868,7 @@ BEGIN
   END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency.grant_admin(name) IS 'grant_usage, and what an operator calls: the administrative functions and the views; errors: 22004 NULL, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.grant_admin(name) IS 'grant_usage, and what an operator calls: the administrative functions and the views; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
 CREATE FUNCTION idempotency.revoke_admin(role name) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -884,7 +884,7 @@ BEGIN
   END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; errors: 22004 NULL, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
 -- The owner, superuser or not, has everything and may pass it on.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
