@@ -137,7 +137,7 @@ SQL
 # comes second finds it there.
 my $fixtures = <<'SQL';
 SELECT attempt($$SELECT idempotency.define_machine('m', '{"initial": ["A", "B"], "transitions": {"A": {"go": "B", "stay": "A"}, "B": {"go": "C", "back": "A"}, "C": ["off"]}}', true)$$);
-SELECT attempt($$SELECT idempotency.define_machine('spare', '{"initial": "A", "transitions": {}}')$$);
+SELECT attempt($$SELECT idempotency.define_machine('spare', '{"initial": "A", "transitions": {"A": ["B"]}}')$$);
 SELECT attempt($$SELECT idempotency.define_machine('m%s', '{"initial": "A", "transitions": {"A": ["B"], "B": ["C"]}}')$$);
 SELECT attempt(format('SELECT idempotency.attach_machine(%L, %L, %L, %L)', t, c, m, h)) FROM (VALUES ('plain', 'state', 'm', true), ('enumerated', 'state', 'm', false), ('both_of', 'state', 'm', false), ('both_of', 'State Two', 'm%s', true), ('parts', 'state', 'm%s', true), ('walled', 'state', 'm', false), ('triggered', 'state', 'm', true)) AS v(t, c, m, h);
 SELECT attempt(format('SELECT idempotency.attach_version(%L, %L)', t, 'version')) FROM unnest('{counted,walled,triggered,unlogged}'::text[]) AS t;
