@@ -14,6 +14,9 @@
 # Environment:
 #   IDEMPOTENCY_STRESS_SECONDS   how long (10)
 #   IDEMPOTENCY_STRESS_SESSIONS  how many sessions (8)
+#   IDEMPOTENCY_STRESS_KILLS     how often the server is killed (3), in at least
+#                                1.5 s each; by turns its postmaster alone, all
+#                                of its processes, and by an immediate stop
 #   IDEMPOTENCY_STRESS_SEED      repeat a run's choices (not its timing)
 use strict;
 use warnings;
@@ -24,10 +27,12 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time sleep);
 
+my $kills = $ENV{IDEMPOTENCY_STRESS_KILLS} || 3;
 my $seconds = $ENV{IDEMPOTENCY_STRESS_SECONDS} || 10;
+$seconds = 1.5 * $kills if $seconds < 1.5 * $kills;
 my $sessions = $ENV{IDEMPOTENCY_STRESS_SESSIONS} || 8;
 my $seed = $ENV{IDEMPOTENCY_STRESS_SEED} || int(rand(2**31));
-note "seed $seed, $sessions sessions, $seconds s";
+note "seed $seed, $sessions sessions, $seconds s, $kills kills";
 
 my $node = PostgreSQL::Test::Cluster->new('stress');
 $node->init;
@@ -74,16 +79,19 @@ for my $n (1 .. $sessions)
 
 # --------------------------------------------------------------------- chaos
 srand($seed);
-my %done = (cancel => 0, terminate => 0, kill_backend => 0, kill_server => 0);
-my $next_server_kill = $begin + $seconds / 3;
+my @server_ends = qw(kill_postmaster kill_server stop_immediate);
+my %done = map { $_ => 0 } qw(cancel terminate kill_backend), @server_ends;
+my $server_kills = 0;
+# the last one is below
+my @kill_at = sort { $a <=> $b } map { $begin + $seconds * (0.15 + rand(0.8)) } 2 .. $kills;
 while (time < $end)
 {
 	sleep(rand(0.1));
 	resolve_prepared() if rand() < 0.2;
-	if (time > $next_server_kill)
+	if (@kill_at && time > $kill_at[0])
 	{
+		shift @kill_at;
 		kill_server();
-		$next_server_kill = time + 3 + rand(4);
 		next;
 	}
 	my $what = rand();
@@ -133,7 +141,7 @@ while (%running)
 resolve_prepared() while (ask('SELECT count(*) FROM pg_prepared_xacts') // 1) ne '0';
 
 # a last crash: what is told below has been recovered
-kill_server();
+kill_server() while $server_kills < $kills;
 
 # ------------------------------------------------------------------- recount
 my (%seen, %errors, %count);
@@ -231,26 +239,32 @@ sub resolve_prepared
 	}
 }
 
-# SIGKILL for the postmaster and all that it started, then start again.
+# The plug: SIGKILL for the postmaster, whose children then end by themselves,
+# or for all of them, or an immediate stop; then start again.
 sub kill_server
 {
+	my $how = $server_ends[ $server_kills++ % @server_ends ];
 	my $pid = (split /\n/, slurp_file($node->data_dir . '/postmaster.pid'))[0];
-	my @children = split /\s+/, `ps -o pid= --ppid $pid`;
-	kill 9, $pid, grep { /^\d+$/ } @children;
-	$done{kill_server}++;
-	for (1 .. 300)
+	my @children = grep { /^\d+$/ } split /\s+/, `ps -o pid= --ppid $pid`;
+	$done{$how}++;
+	if ($how eq 'stop_immediate') { $node->stop('immediate'); }
+	else
 	{
-		# the port file and the shared memory are in use until all are gone
-		last unless grep { /^\d+$/ && kill 0, $_ } $pid, @children;
-		sleep 0.1;
+		kill 9, $pid, $how eq 'kill_server' ? @children : ();
+		for (1 .. 300)
+		{
+			# the port file and the shared memory are in use until all are gone
+			last unless grep { kill 0, $_ } $pid, @children;
+			sleep 0.1;
+		}
+		$node->{_pid} = undef;
 	}
-	$node->{_pid} = undef;
 	$node->start;
 }
 
 # --------------------------------------------------------------- a session
 
-my ($n, $to, $from, $psql, $log, $level, $step, $serial);
+my ($n, $to, $from, $psql, $log, $level, $step, $serial, $again);
 
 sub worker
 {
@@ -268,6 +282,8 @@ sub worker
 		  : rand() < 0.5 ? 'REPEATABLE READ' : 'SERIALIZABLE';
 		my $answer = "$n/" . ++$serial;
 		my $kind = rand();
+		# a request whose answer did not arrive is sent again, as a client does
+		if (defined $again) { ($key, $again, $kind) = ($again, undef, 0); }
 		eval {
 			  $kind < 0.50 ? by_steps($key, $answer)
 			: $kind < 0.65 ? by_run($key)
@@ -276,7 +292,9 @@ sub worker
 			: $kind < 0.92 ? unfinished($key, $answer)
 			: by_insert($key, $answer);
 		};
-		recover($@) if $@;
+		next unless $@;
+		$again = $key if $@ eq "gone\n";
+		recover($@);
 	}
 	close($to);
 	return;
