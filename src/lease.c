@@ -343,12 +343,18 @@ deadline_at(TimestampTz now, const Interval *lease, int64 fence)
 			   fence + idempotency_max_lease * USECS_PER_SEC);
 }
 
-/* Move the deadline, and with it the end of the ttl that counts from it. */
+/*
+ * Move the deadline, and with it the end of the ttl that counts from it, as far
+ * as a timestamp goes: a dump of what lies beyond could not be restored.
+ */
 static void
 shift_deadline(KeyRow *lease, TimestampTz deadline)
 {
+	int64		shift = deadline - lease->deadline;
+
 	if (!TIMESTAMP_NOT_FINITE(lease->expires_at))
-		lease->expires_at += deadline - lease->deadline;
+		lease->expires_at = shift <= 0 ? lease->expires_at + shift :
+			Min(lease->expires_at, END_TIMESTAMP - 1 - shift) + shift;
 	lease->deadline = deadline;
 }
 

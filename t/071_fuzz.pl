@@ -485,7 +485,7 @@ sub statement
 	{
 		push @call, call();
 		$calls = 2;
-		$sql = "SELECT * FROM $call[0][1] AS a, $call[1][1] AS b";
+		$sql = "SELECT * FROM $call[0][1] AS a, $call[1][1] AS b LIMIT 100";
 	}
 	elsif ($shape < 0.88) { $sql = "SELECT * FROM generate_series(1, 2) g, LATERAL (SELECT $call OFFSET g) AS x LIMIT 1"; }
 	elsif ($shape < 0.9) { $sql = "SELECT ($call)::text" }

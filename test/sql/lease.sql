@@ -199,6 +199,11 @@ BEGIN READ ONLY;
 SELECT idempotency.checkpoint('bank', 'k9', 1, 'c');
 ROLLBACK;
 
+-- a ttl to the end of time, from a deadline that is moved: no further than that
+SELECT status FROM idempotency.lease('bank', 'last', '1 s', ttl => timestamptz '294276-12-31 23:59Z' - clock_timestamp());
+SELECT idempotency.extend('bank', 'last', fence, '12 h') > clock_timestamp() AS extended FROM idempotency.lookup('bank', 'last');
+SELECT expires_at AT TIME ZONE 'UTC' AS expires_at FROM idempotency.lookup('bank', 'last');
+
 -- an operator sees leases with scope and key, and where they stand
 RESET ROLE;
 SELECT mode, scope, key, attempt, pid, deadline > clock_timestamp() AS live,
