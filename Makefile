@@ -45,6 +45,7 @@ REGRESS = \
 	outbox \
 	privilege \
 	purge \
+	rare \
 	readonly \
 	run \
 	settings \

@@ -71,6 +71,7 @@ is(query($standby, q{SELECT idempotency.once('standby', 'done'), idempotency.onc
 is(query($standby, q{SELECT status, replayed, response FROM idempotency.run('standby', 'done', 'f')}), 'completed|t|answer', 'run() replays');
 is(query($standby, q{SELECT status, response, meta FROM idempotency.lookup('standby', 'done')}),
 	'completed|answer|{"code": 200}', 'lookup() reads');
+is($standby->safe_psql('postgres', q{SELECT count(*) FROM idempotency.holder('standby', 'done')}), '0', 'nobody holds a key here');
 is( query($standby, q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT status FROM idempotency.claim('standby', 'done'); COMMIT;}),
 	'completed', 'under REPEATABLE READ as well');
 for my $key (qw(new prepared expired))

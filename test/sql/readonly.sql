@@ -74,6 +74,8 @@ CREATE FUNCTION lying_claim(integer) RETURNS text PARALLEL SAFE LANGUAGE plpgsql
 CREATE FUNCTION lying_once(integer) RETURNS boolean PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN idempotency.once('parallel', $1::text); END $$;
 CREATE FUNCTION lying_run(integer) RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN (idempotency.run('parallel', $1::text, 'f')).status; END $$;
 CREATE FUNCTION lying_complete(integer) RETURNS void PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN PERFORM idempotency.complete('parallel', 'mine', $1); END $$;
+CREATE TABLE issued AS SELECT idempotency.issue_token('s', 'p') AS token;
+CREATE FUNCTION lying_consume(integer) RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN (idempotency.consume_token(token, 's', 'p')).status FROM issued; END $$;
 CREATE FUNCTION lying_lookup(integer) RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN (idempotency.lookup('readonly', 'done')).response; END $$;
 SET parallel_setup_cost = 0;
 SET parallel_tuple_cost = 0;
@@ -86,6 +88,8 @@ SELECT count(*) FROM rows WHERE lying_once(i);
 SELECT count(*) FROM rows WHERE lying_run(i) = 'completed';
 \echo :LAST_ERROR_SQLSTATE
 SELECT count(lying_complete(i)) FROM rows;
+\echo :LAST_ERROR_SQLSTATE
+SELECT count(*) FROM rows WHERE lying_consume(i) = 'consumed';
 \echo :LAST_ERROR_SQLSTATE
 SELECT count(*) FROM rows WHERE lying_lookup(i) = 'answer';
 RESET SESSION AUTHORIZATION;
