@@ -69,6 +69,7 @@ ISOLATION = \
 	outbox_ack \
 	outbox_late \
 	outbox_order \
+	outbox_purge \
 	outbox_serializable \
 	privilege_race \
 	purge_race \

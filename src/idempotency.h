@@ -222,7 +222,7 @@ extern Relation idempotency_open_users_table(Oid relid, LOCKMODE lockmode);
 pg_noreturn extern void idempotency_no_such_table(Oid relid);
 
 /* purge.c: removing what has expired */
-#define PURGEABLES 3			/* kinds of rows that expire */
+#define PURGEABLES 4			/* kinds of rows that expire */
 
 typedef struct SweepPosition
 {
@@ -243,6 +243,11 @@ extern bool idempotency_sweep_ended(const Sweep *sweep);
 
 /* worker.c: purging by itself */
 extern void idempotency_register_launcher(void);
+
+/* outbox.c: events */
+extern bool idempotency_event_acknowledged(TupleTableSlot *slot,
+										   TimestampTz now, uint64 *hash);
+extern bool idempotency_call_up_after(TupleTableSlot *slot, bool *keep_lock);
 
 /* token.c: one-time tokens */
 extern bool idempotency_mark_expired(TupleTableSlot *slot, TimestampTz now,

@@ -27,7 +27,8 @@
  * that no key is ever forgotten: while events of a key are set aside, another
  * row of that key has a finite due.  Whoever removes that row does so under
  * the key's lock and calls the next one up; or, without the lock, leaves the
- * row behind as acknowledged, due at once, for the next take to clear away.
+ * row behind as acknowledged, due at once, for the next take or purge (purge.c)
+ * to clear away.
  *
  * All of this goes past the executor, with no privilege on the table: EXECUTE
  * on the functions is the gate.  Nobody waits for anybody but ack and nack for
@@ -74,7 +75,7 @@
 /* the states of an event */
 #define EVENT_READY			'r' /* to be handed out */
 #define EVENT_LEASED		'l' /* out, until due */
-#define EVENT_ACKNOWLEDGED	'a' /* done with, to be cleared away by take */
+#define EVENT_ACKNOWLEDGED	'a' /* done with, to be cleared away */
 #define EVENT_PARKED		'p' /* failed too often */
 
 /* limits in bytes, as for scope and key */
@@ -157,6 +158,9 @@ static HandOut hand_out(Take *take, TupleTableSlot *event);
 static bool ack_event(Outbox *box, TupleTableSlot *event, int64 id,
 					  int32 attempt);
 static void call_up_next(Outbox *box, Datum topic, Datum key);
+static bool next_is_aside(Outbox *box, Datum topic, Datum key,
+						  TupleTableSlot *event);
+static bool call_up(Outbox *box, TupleTableSlot *event, bool wait);
 static int	compare_handed(const void *a, const void *b);
 static void set_parked(TupleTableSlot *next);
 static uint64 key_lock(Datum topic, Datum key);
@@ -808,18 +812,70 @@ static void
 call_up_next(Outbox *box, Datum topic, Datum key)
 {
 	TupleTableSlot *event = table_slot_create(box->rel, NULL);
-	bool		done = false;
 
-	while (!done &&
-		   first_of_key(box, topic, key, EVENT_READY, event) &&
-		   TIMESTAMP_IS_NOEND(event_due(event)))
-	{
-		TupleTableSlot *next = next_version(box, event);
-
-		event_value(next, due) = TimestampTzGetDatum(GetCurrentTimestamp());
-		done = update_event(box, event, true);
-	}
+	while (next_is_aside(box, topic, key, event) && !call_up(box, event, true))
+		;
 	ExecDropSingleTupleTableSlot(event);
+}
+
+/*
+ * For purge: was the event in the slot acknowledged, and left behind?  Then
+ * also the hash of its key's lock.
+ */
+bool
+idempotency_event_acknowledged(TupleTableSlot *slot, TimestampTz now,
+							   uint64 *hash)
+{
+	bool		isnull;
+
+	if (DatumGetChar(slot_getattr(slot, Anum_outbox_state, &isnull)) != EVENT_ACKNOWLEDGED)
+		return false;
+	slot_getallattrs(slot);
+	if (event_isnull(slot, key))	/* no ack leaves such a row */
+		return false;
+	*hash = key_lock(event_value(slot, topic), event_value(slot, key));
+	return true;
+}
+
+/*
+ * For purge, which holds the key's lock and is about to remove the
+ * acknowledged event in the slot: call up the next one of its key.  False if
+ * somebody is changing that one.  If there was one to call up, the lock is to
+ * be kept, or an ack of the key would wait for this transaction.
+ */
+bool
+idempotency_call_up_after(TupleTableSlot *slot, bool *keep_lock)
+{
+	Outbox		box;
+	TupleTableSlot *event;
+	bool		aside;
+
+	open_outbox(&box, "purge()");
+	event = table_slot_create(box.rel, NULL);
+	aside = next_is_aside(&box, event_value(slot, topic),
+						  event_value(slot, key), event);
+	*keep_lock = aside && call_up(&box, event, false);
+	ExecDropSingleTupleTableSlot(event);
+	close_outbox(&box);
+	return !aside || *keep_lock;
+}
+
+/* Is the next event of the key that may go set aside? */
+static bool
+next_is_aside(Outbox *box, Datum topic, Datum key, TupleTableSlot *event)
+{
+	return first_of_key(box, topic, key, EVENT_READY, event) &&
+		TIMESTAMP_IS_NOEND(event_due(event));
+}
+
+/* Make an event that was set aside due; false as of update_event(). */
+static bool
+call_up(Outbox *box, TupleTableSlot *event, bool wait)
+{
+	TupleTableSlot *next = next_version(box, event);
+
+	event_value(next, due) = TimestampTzGetDatum(GetCurrentTimestamp());
+	return update_event(box, event, wait);
 }
 
 static int

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * purge.c
- *		purge(): remove what has expired.
+ *		purge(): remove what has expired, and events that are done with.
  *
  * An expired row counts as absent whether or not it has been removed, so there
  * is no hurry, and no index on the expiry, which every claim would pay for.
@@ -12,6 +12,9 @@
  * for: so nothing is taken from under a claim that is about to overwrite it.
  * The scan has a dirty snapshot: it shows which rows are being changed, and
  * takes no predicate lock.
+ *
+ * Acknowledged events that ack had to leave behind (outbox.c) are rows like
+ * the others, but for what they owe to the next event of their key.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,20 +31,30 @@
 
 PG_FUNCTION_INFO_V1(idempotency_purge);
 
+/* a call keeps so many locks at the most, lest it fills the lock table */
+#define MAX_KEPT_LOCKS 1000
+
 /* one kind of row that expires */
 typedef struct Purgeable
 {
 	OwnTable   *table;
 	/* has the row in the slot expired? then also the hash of its lock */
 	bool		(*expired) (TupleTableSlot *slot, TimestampTz now, uint64 *hash);
+
+	/*
+	 * Under that lock, what must be done before the row goes; false if it
+	 * cannot be now.  Says whether the transaction has to keep the lock.
+	 */
+	bool		(*prepare) (TupleTableSlot *slot, bool *keep_lock);
 } Purgeable;
 
 static bool key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash);
 
 static const Purgeable purgeables[] = {
-	{&idempotency_keys, key_expired},
-	{&idempotency_used_tokens, idempotency_mark_expired},
-	{&idempotency_token_generations, idempotency_generation_expired}
+	{&idempotency_keys, key_expired, NULL},
+	{&idempotency_used_tokens, idempotency_mark_expired, NULL},
+	{&idempotency_token_generations, idempotency_generation_expired, NULL},
+	{&idempotency_outbox, idempotency_event_acknowledged, idempotency_call_up_after}
 };
 
 StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
@@ -49,7 +62,8 @@ StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
 
 static int64 sweep_table(const Purgeable *what, int64 max,
 						 BlockNumber max_blocks, SweepPosition *position);
-static bool remove_row(Relation rel, TupleTableSlot *slot, uint64 hash);
+static bool remove_row(const Purgeable *what, Relation rel,
+					   TupleTableSlot *slot, uint64 hash, int *nlocks);
 
 /*
  * purge(max): remove up to max expired rows, of all kinds together, and say
@@ -122,6 +136,7 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
 	BlockNumber seen;
 	int64		removed = 0;
+	int			nlocks = 0;
 
 	position->left = Min(position->left, blocks);
 	if (!position->started || position->next >= blocks)
@@ -150,9 +165,9 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 			if (TransactionIdIsValid(dirty.xmin) ||
 				TransactionIdIsValid(dirty.xmax) ||
 				!what->expired(slot, now, &hash) ||
-				!remove_row(rel, slot, hash))
+				!remove_row(what, rel, slot, hash, &nlocks))
 				continue;
-			if (++removed == max)
+			if (++removed == max || nlocks == MAX_KEPT_LOCKS)
 			{
 				/* the block that we stop in is not done yet */
 				seen = (ItemPointerGetBlockNumber(&slot->tts_tid) - start + blocks) % blocks;
@@ -171,17 +186,27 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 
 /* Remove the row, unless somebody is at work on its key. */
 static bool
-remove_row(Relation rel, TupleTableSlot *slot, uint64 hash)
+remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
+		   uint64 hash, int *nlocks)
 {
-	TM_FailureData failure;
-	TM_Result	result;
+	bool		keep_lock = false;
+	bool		removed = false;
 
 	if (!idempotency_try_lock(hash))
 		return false;
-	result = compat_tuple_delete(rel, &slot->tts_tid, GetCurrentCommandId(true),
-								 false, &failure);
-	idempotency_unlock(hash);
-	return result == TM_Ok;
+	if (what->prepare == NULL || what->prepare(slot, &keep_lock))
+	{
+		TM_FailureData failure;
+
+		removed = compat_tuple_delete(rel, &slot->tts_tid,
+									  GetCurrentCommandId(true), false,
+									  &failure) == TM_Ok;
+	}
+	if (keep_lock)
+		(*nlocks)++;
+	else
+		idempotency_unlock(hash);
+	return removed;
 }
 
 static bool
