@@ -73,7 +73,7 @@ TRUNCATE idempotency.outbox;
 INSERT INTO idempotency.outbox (id, due, emitted_at, attempt, tries, state, topic, key)
 SELECT i, now(), now(), 1, 1, 'a', 'purge', i::text FROM generate_series(1, 10000) i;
 INSERT INTO idempotency.outbox (id, due, emitted_at, attempt, tries, state, topic, key)
-SELECT i, 'infinity', now(), 0, 0, 'r', 'purge', (i - 10000)::text FROM generate_series(10001, 11500) i;
+SELECT i, 'infinity', now(), 0, 0, 'r', 'purge', (i - 1500)::text FROM generate_series(10001, 11500) i;
 SET ROLE regress_purge;
 BEGIN;
 SELECT idempotency.purge() < 10000 AS bounded;
