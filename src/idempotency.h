@@ -202,6 +202,8 @@ extern KeyStatus idempotency_seize_key(RowAccess *row,
 									   KeyAnswer *answer);
 extern bool idempotency_mismatch(const Jsonb *a, const Jsonb *b);
 extern void idempotency_lock_key(RowAccess *row);
+extern bool idempotency_key_expired(TupleTableSlot *slot, TimestampTz now,
+									uint64 *hash);
 extern void idempotency_read_key(TupleTableSlot *slot, KeyRow *key);
 extern void idempotency_write_key(RowAccess *row, const KeyRow *key);
 extern void idempotency_take_over(KeyRow *next, const KeyRow *old,

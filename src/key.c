@@ -538,6 +538,24 @@ idempotency_lock_key(RowAccess *row)
 		(void) idempotency_wait_for_row(row, DT_NOEND);
 }
 
+/*
+ * For purge: does the row in the slot count as absent?  Then also the hash of
+ * its lock.  A sweep asks this of every row, so the time is looked at first.
+ */
+bool
+idempotency_key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
+{
+	bool		isnull;
+
+	if (DatumGetTimestampTz(slot_getattr(slot, COL_EXPIRES_AT + 1, &isnull)) > now)
+		return false;
+	slot_getsomeattrs(slot, KEYS_NATTS);
+	/* in a wide row they may be compressed */
+	*hash = idempotency_lock_hash(DatumGetTextPP(slot->tts_values[COL_SCOPE]),
+								  DatumGetTextPP(slot->tts_values[COL_KEY]));
+	return true;
+}
+
 /* The row in a slot; what it points to lives as long as the slot does. */
 void
 idempotency_read_key(TupleTableSlot *slot, KeyRow *key)

@@ -48,10 +48,8 @@ typedef struct Purgeable
 	bool		(*prepare) (TupleTableSlot *slot, bool *keep_lock);
 } Purgeable;
 
-static bool key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash);
-
 static const Purgeable purgeables[] = {
-	{&idempotency_keys, key_expired, NULL},
+	{&idempotency_keys, idempotency_key_expired, NULL},
 	{&idempotency_used_tokens, idempotency_mark_expired, NULL},
 	{&idempotency_token_generations, idempotency_generation_expired, NULL},
 	{&idempotency_outbox, idempotency_event_acknowledged, idempotency_call_up_after}
@@ -207,16 +205,4 @@ remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
 	else
 		idempotency_unlock(hash);
 	return removed;
-}
-
-static bool
-key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
-{
-	KeyRow		key;
-
-	idempotency_read_key(slot, &key);
-	if (key.expires_at > now)
-		return false;
-	*hash = idempotency_lock_hash(key.scope, key.key);
-	return true;
 }

@@ -413,9 +413,11 @@ bool
 idempotency_mark_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
 {
 	slot_getsomeattrs(slot, MARKS_NATTS);
+	if (DatumGetTimestampTz(slot->tts_values[MARK_EXPIRES_AT]) +
+		idempotency_token_retention * USECS_PER_SEC > now)
+		return false;
 	*hash = mark_hash(DatumGetUUIDP(slot->tts_values[MARK_ID]));
-	return DatumGetTimestampTz(slot->tts_values[MARK_EXPIRES_AT]) +
-		idempotency_token_retention * USECS_PER_SEC <= now;
+	return true;
 }
 
 /* Has this generation nothing left to revoke?  *hash as above. */
@@ -424,10 +426,12 @@ idempotency_generation_expired(TupleTableSlot *slot, TimestampTz now,
 							   uint64 *hash)
 {
 	slot_getsomeattrs(slot, GENERATIONS_NATTS);
+	if (DatumGetTimestampTz(slot->tts_values[GEN_RAISED_AT]) +
+		token_lifetime() > now)
+		return false;
 	*hash = generation_hash(frame(DatumGetTextPP(slot->tts_values[GEN_SUBJECT]),
 								  DatumGetTextPP(slot->tts_values[GEN_PURPOSE])));
-	return DatumGetTimestampTz(slot->tts_values[GEN_RAISED_AT]) +
-		token_lifetime() <= now;
+	return true;
 }
 
 /*
