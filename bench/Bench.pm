@@ -286,7 +286,7 @@ sub pgbench
 	my ($self, $script, %opt) = @_;
 	$self->{seed}++;
 	my $out = run_quietly("$bindir/pgbench", qw(-n -c 1 -j 1 -U app -M), $opt{mode} // 'prepared',
-		'-D', "rows=$opt{rows}", "--random-seed=$self->{seed}", @{ $opt{options} }, '-f', $script);
+		'-D', 'rows=' . ($opt{rows} // 0), "--random-seed=$self->{seed}", @{ $opt{options} }, '-f', $script);
 	die "$script: failed\n$out" if $out !~ /failed transactions: 0 / || $out !~ /^tps = ([\d.]+)/m;
 	return $1;
 }

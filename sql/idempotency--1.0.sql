@@ -36,7 +36,6 @@ COMMENT ON TABLE idempotency.keys IS 'internal: one row per finished or leased k
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'from here on the row counts as absent';
 COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed, l leased, r released';
 COMMENT ON COLUMN idempotency.keys.request IS 'fingerprint; NULL: none was given';
-ALTER TABLE idempotency.keys SET (autovacuum_vacuum_scale_factor = 0.02);
 GRANT SELECT, INSERT ON idempotency.keys TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.keys', '');
 
@@ -634,6 +633,20 @@ COMMENT ON VIEW idempotency.parked_events IS 'admin: events that failed idempote
 ----------------------------------------------------------------------------
 -- Upkeep and insight
 ----------------------------------------------------------------------------
+
+-- Rows that have gone make room early, so that a table under steady load keeps
+-- its size; and it keeps that, since giving the room back to the disk needs a
+-- lock that stops every caller, also on a standby.
+ALTER TABLE idempotency.keys SET (
+  autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02,
+  vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE idempotency.outbox SET (
+  autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02,
+  vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE idempotency.token_generations SET (
+  autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = off);
+ALTER TABLE idempotency.used_tokens SET (
+  autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = off);
 
 CREATE FUNCTION idempotency.purge(
   max integer DEFAULT 10000

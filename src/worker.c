@@ -126,6 +126,9 @@ idempotency_worker_main(Datum arg)
 	SetConfigOption("default_transaction_read_only", "off",
 					PGC_SUSET, PGC_S_OVERRIDE);
 
+	/* what a crash brings back goes in the next round */
+	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
+
 	idempotency_begin_sweep(&sweep);
 	while (installed && !idempotency_sweep_ended(&sweep) &&
 		   !database_is_wanted())
