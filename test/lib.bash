@@ -88,6 +88,10 @@ need_suites() {
 	if grep -qs pgbouncer "$root"/t/*.pl; then
 		need pgbouncer test -x "$(PATH=$PATH:/usr/sbin command -v pgbouncer)"
 	fi
+	# to be had for Debian's own PostgreSQL; elsewhere its test may be left out
+	if ((EUID == 0)) && [[ $PG_CONFIG == /usr/lib/postgresql/* ]]; then
+		need "postgresql-$PG_MAJOR-cron" test -e "$("$PG_CONFIG" --pkglibdir)/pg_cron.so"
+	fi
 }
 
 # Makes $work/src, a copy of the tree, and the private copy of PostgreSQL.
