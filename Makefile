@@ -31,6 +31,7 @@ REGRESS = \
 	fence \
 	hint \
 	insert_once \
+	insight \
 	key_claim \
 	key_effect \
 	key_expiry \

@@ -617,9 +617,16 @@ CREATE FUNCTION idempotency.retry_parked(topic text) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_parked';
 COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many; errors: 22004, 22023, 25006, 55000';
 
-CREATE FUNCTION idempotency.outbox_events() RETURNS SETOF idempotency.outbox
-LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_outbox_events';
-COMMENT ON FUNCTION idempotency.outbox_events() IS 'internal: the events, read without predicate locks';
+CREATE FUNCTION idempotency.outbox_counts(
+  OUT depth           bigint,
+  OUT depth_estimate  boolean,
+  OUT oldest          timestamptz,
+  OUT oldest_estimate boolean,
+  OUT parked          bigint,
+  OUT parked_estimate boolean
+)
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_outbox_counts';
+COMMENT ON FUNCTION idempotency.outbox_counts() IS 'internal: how many events are to be delivered, since when, and how many are parked; sampled where the table is large';
 
 CREATE FUNCTION idempotency.parked() RETURNS SETOF idempotency.outbox
 LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_parked';
@@ -707,32 +714,32 @@ CREATE VIEW idempotency.key_locks AS
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
 
 CREATE VIEW idempotency.in_flight AS
+  WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
+       waiting AS MATERIALIZED (
+         SELECT lock_hash, array_agg(pid) AS pids FROM locks WHERE NOT granted GROUP BY lock_hash)
   SELECT 'lease' AS mode, k.scope, k.key, k.fence, k.deadline, k.attempt,
          NULL::integer AS pid, NULL::text AS prepared_gid,
          '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond' AS since,
-         (SELECT array_agg(w.pid) FROM idempotency.key_locks w
-          WHERE NOT w.granted AND w.lock_hash = h.lock_hash) AS waiting_pids,
+         w.pids AS waiting_pids,
          h.lock_hash
-  FROM idempotency.leased_keys() k, LATERAL (SELECT idempotency.lock_hash(k.scope, k.key) AS lock_hash) h
+  FROM idempotency.leased_keys() k
+  CROSS JOIN LATERAL (SELECT idempotency.lock_hash(k.scope, k.key) AS lock_hash) h
+  LEFT JOIN waiting w USING (lock_hash)
   WHERE k.expires_at > pg_catalog.clock_timestamp()
   UNION ALL
   SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
          l.pid, l.prepared_gid, l.since,
-         (SELECT array_agg(w.pid) FROM idempotency.key_locks w
-          WHERE NOT w.granted AND w.lock_hash = l.lock_hash),
+         w.pids,
          l.lock_hash
-  FROM idempotency.key_locks l
+  FROM locks l
+  LEFT JOIN waiting w USING (lock_hash)
   WHERE l.granted;
 COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder()); since: the grant, or the transaction''s start (NULL: hidden from the caller)';
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_counts()),
        leases AS MATERIALIZED (SELECT scope, deadline FROM idempotency.leased_keys()),
-       events AS MATERIALIZED (
-         SELECT count(*) FILTER (WHERE state IN ('r', 'l')) AS depth,
-                extract(epoch FROM pg_catalog.clock_timestamp() - min(emitted_at) FILTER (WHERE state IN ('r', 'l'))) AS oldest,
-                count(*) FILTER (WHERE state = 'p') AS parked
-         FROM idempotency.outbox_events())
+       events AS MATERIALIZED (SELECT * FROM idempotency.outbox_counts())
   SELECT 'keys' AS name, scope,
          CASE status WHEN 'c' THEN 'completed' WHEN 'f' THEN 'failed' ELSE 'released' END AS status,
          rows::numeric AS value, estimate
@@ -750,11 +757,11 @@ CREATE VIEW idempotency.stats AS
   WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'idempotency')
     AND c.relkind = 'r'
   UNION ALL
-  SELECT 'outbox_depth', NULL, NULL, depth, false FROM events
+  SELECT 'outbox_depth', NULL, NULL, depth, depth_estimate FROM events
   UNION ALL
-  SELECT 'outbox_oldest_seconds', NULL, NULL, oldest, false FROM events
+  SELECT 'outbox_oldest_seconds', NULL, NULL, extract(epoch FROM pg_catalog.clock_timestamp() - oldest), oldest_estimate FROM events
   UNION ALL
-  SELECT 'outbox_parked', NULL, NULL, parked, false FROM events;
+  SELECT 'outbox_parked', NULL, NULL, parked, parked_estimate FROM events;
 COMMENT ON VIEW idempotency.stats IS 'admin: keys by scope and status, lapsed leases, expired keys that purge has not removed yet, bytes by table with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
 
 CREATE FUNCTION idempotency.holder(
@@ -822,7 +829,7 @@ AS $$
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer',
-        'leased_keys', 'outbox_events', 'parked', 'key_counts', 'rotate_token_key',
+        'leased_keys', 'outbox_counts', 'parked', 'key_counts', 'rotate_token_key',
         'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
     END)

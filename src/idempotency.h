@@ -246,6 +246,11 @@ extern bool idempotency_sweep_ended(const Sweep *sweep);
 /* worker.c: purging by itself */
 extern void idempotency_register_launcher(void);
 
+/* insight.c: what the views are made of */
+extern double idempotency_sample(Relation rel,
+								 void (*see) (TupleTableSlot *slot, void *arg),
+								 void *arg);
+
 /* outbox.c: events */
 extern bool idempotency_event_acknowledged(TupleTableSlot *slot,
 										   TimestampTz now, uint64 *hash);

@@ -17,14 +17,12 @@
 #include "access/heapam.h"
 #include "access/table.h"
 #include "access/tableam.h"
-#include "catalog/namespace.h"
 #include "common/pg_prng.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
-#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -41,16 +39,21 @@ typedef struct KeyCount
 	int64		expired;
 } KeyCount;
 
+typedef struct KeyCounts
+{
+	HTAB	   *counts;
+	TimestampTz now;
+} KeyCounts;
+
 PG_FUNCTION_INFO_V1(idempotency_lock_hash_of);
 PG_FUNCTION_INFO_V1(idempotency_key_writer);
 PG_FUNCTION_INFO_V1(idempotency_leased_keys);
-PG_FUNCTION_INFO_V1(idempotency_outbox_events);
 PG_FUNCTION_INFO_V1(idempotency_key_counts);
 
-static void put_if_visible(ReturnSetInfo *rsinfo, Relation rel,
-						   TupleTableSlot *slot, Snapshot snapshot);
-static void count_blocks(Relation rel, BlockNumber first, BlockNumber n,
-						 HTAB *counts, TimestampTz now);
+static void count_key(TupleTableSlot *slot, void *arg);
+static void show_blocks(Relation rel, BlockNumber first, BlockNumber n,
+						void (*see) (TupleTableSlot *slot, void *arg),
+						void *arg);
 
 /* lock_hash(scope, key): the name of the key's lock. */
 Datum
@@ -88,7 +91,9 @@ idempotency_key_writer(PG_FUNCTION_ARGS)
 
 /*
  * leased_keys(): the rows of idempotency.keys that are leased, by the index on
- * them, as the transaction's snapshot shows them.
+ * them, as the transaction's snapshot shows them.  The scan's own snapshot
+ * takes no predicate lock either, and marks what is dead to everybody, so that
+ * the next one does not come by there again.
  */
 Datum
 idempotency_leased_keys(PG_FUNCTION_ARGS)
@@ -98,6 +103,7 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 	Relation	index;
 	TupleTableSlot *slot;
 	Snapshot	snapshot;
+	SnapshotData not_dead;
 	IndexScanDesc scan;
 
 	InitMaterializedSRF(fcinfo, 0);
@@ -105,42 +111,19 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 	index = index_open(idempotency_partial_index(&idempotency_keys), AccessShareLock);
 	slot = table_slot_create(rel, NULL);
 	snapshot = RegisterSnapshot(GetTransactionSnapshot());
-	scan = compat_index_beginscan(rel, index, SnapshotAny, 0);
+	InitNonVacuumableSnapshot(not_dead, GlobalVisTestFor(rel));
+	scan = compat_index_beginscan(rel, index, &not_dead, 0);
 	index_rescan(scan, NULL, 0, NULL, 0);
 	while (index_getnext_slot(scan, ForwardScanDirection, slot))
-		put_if_visible(rsinfo, rel, slot, snapshot);
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (table_tuple_satisfies_snapshot(rel, slot, snapshot))
+			tuplestore_puttupleslot(rsinfo->setResult, slot);
+	}
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, AccessShareLock);
-	table_close(rel, AccessShareLock);
-	return (Datum) 0;
-}
-
-/*
- * outbox_events(): the rows of idempotency.outbox, as the transaction's
- * snapshot shows them.
- */
-Datum
-idempotency_outbox_events(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	Relation	rel;
-	TupleTableSlot *slot;
-	Snapshot	snapshot;
-	TableScanDesc scan;
-
-	InitMaterializedSRF(fcinfo, 0);
-	rel = table_open(get_relname_relid("outbox", get_namespace_oid("idempotency", false)),
-					 AccessShareLock);
-	slot = table_slot_create(rel, NULL);
-	snapshot = RegisterSnapshot(GetTransactionSnapshot());
-	scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL, true, true);
-	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
-		put_if_visible(rsinfo, rel, slot, snapshot);
-	table_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, AccessShareLock);
 	return (Datum) 0;
 }
@@ -159,35 +142,22 @@ idempotency_key_counts(PG_FUNCTION_ARGS)
 		.entrysize = sizeof(KeyCount),
 		.hcxt = CurrentMemoryContext
 	};
-	HTAB	   *counts = hash_create("idempotency key counts", 64, &ctl,
-									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-	TimestampTz now = GetCurrentTimestamp();
+	KeyCounts	keys = {
+		.counts = hash_create("idempotency key counts", 64, &ctl,
+							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT),
+		.now = GetCurrentTimestamp()
+	};
 	Relation	rel;
-	BlockNumber blocks;
-	double		factor = 1;
+	double		factor;
 	HASH_SEQ_STATUS seq;
 	KeyCount   *count;
 
 	InitMaterializedSRF(fcinfo, 0);
 	rel = idempotency_open_table(&idempotency_keys, AccessShareLock);
-	blocks = RelationGetNumberOfBlocks(rel);
-	if (blocks <= SAMPLE_BLOCKS)
-	{
-		if (blocks > 0)
-			count_blocks(rel, 0, blocks, counts, now);
-	}
-	else
-	{
-		factor = (double) blocks / SAMPLE_BLOCKS;
-		for (int i = 0; i < SAMPLE_BLOCKS; i++)
-			count_blocks(rel, pg_prng_uint64_range(&pg_global_prng_state,
-												   i * factor,
-												   (i + 1) * factor - 1),
-						 1, counts, now);
-	}
+	factor = idempotency_sample(rel, count_key, &keys);
 	table_close(rel, AccessShareLock);
 
-	hash_seq_init(&seq, counts);
+	hash_seq_init(&seq, keys.counts);
 	while ((count = hash_seq_search(&seq)) != NULL)
 	{
 		Datum		values[5] = {
@@ -201,23 +171,39 @@ idempotency_key_counts(PG_FUNCTION_ARGS)
 
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
-	hash_destroy(counts);
+	hash_destroy(keys.counts);
 	return (Datum) 0;
 }
 
-static void
-put_if_visible(ReturnSetInfo *rsinfo, Relation rel, TupleTableSlot *slot,
-			   Snapshot snapshot)
+/*
+ * Show each row of a table as it stands now, or, of a large table, the rows of
+ * a sample of its blocks.  Returns by how much a count is to be multiplied; 1
+ * if all rows were shown.
+ */
+double
+idempotency_sample(Relation rel, void (*see) (TupleTableSlot *slot, void *arg),
+				   void *arg)
 {
-	CHECK_FOR_INTERRUPTS();
-	if (table_tuple_satisfies_snapshot(rel, slot, snapshot))
-		tuplestore_puttupleslot(rsinfo->setResult, slot);
+	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
+	double		factor = (double) blocks / SAMPLE_BLOCKS;
+
+	if (blocks <= SAMPLE_BLOCKS)
+	{
+		if (blocks > 0)
+			show_blocks(rel, 0, blocks, see, arg);
+		return 1;
+	}
+	for (int i = 0; i < SAMPLE_BLOCKS; i++)
+		show_blocks(rel, pg_prng_uint64_range(&pg_global_prng_state,
+											  i * factor,
+											  (i + 1) * factor - 1),
+					1, see, arg);
+	return factor;
 }
 
-/* Count n blocks, as they stand now. */
 static void
-count_blocks(Relation rel, BlockNumber first, BlockNumber n, HTAB *counts,
-			 TimestampTz now)
+show_blocks(Relation rel, BlockNumber first, BlockNumber n,
+			void (*see) (TupleTableSlot *slot, void *arg), void *arg)
 {
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	TableScanDesc scan = table_beginscan_strat(rel, SnapshotSelf, 0, NULL,
@@ -226,22 +212,29 @@ count_blocks(Relation rel, BlockNumber first, BlockNumber n, HTAB *counts,
 	heap_setscanlimits(scan, first, n);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
-		KeyRow		key;
-		KeyCount	sought = {0};
-		KeyCount   *count;
-		bool		found;
-
 		CHECK_FOR_INTERRUPTS();
-		idempotency_read_key(slot, &key);
-		text_to_cstring_buffer(key.scope, sought.scope, sizeof(sought.scope));
-		sought.status = key.status;
-		count = hash_search(counts, &sought, HASH_ENTER, &found);
-		if (!found)
-			count->rows = count->expired = 0;
-		count->rows++;
-		if (key.expires_at <= now)
-			count->expired++;
+		see(slot, arg);
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
+}
+
+static void
+count_key(TupleTableSlot *slot, void *arg)
+{
+	KeyCounts  *keys = arg;
+	KeyRow		key;
+	KeyCount	sought = {0};
+	KeyCount   *count;
+	bool		found;
+
+	idempotency_read_key(slot, &key);
+	text_to_cstring_buffer(key.scope, sought.scope, sizeof(sought.scope));
+	sought.status = key.status;
+	count = hash_search(keys->counts, &sought, HASH_ENTER, &found);
+	if (!found)
+		count->rows = count->expired = 0;
+	count->rows++;
+	if (key.expires_at <= keys->now)
+		count->expired++;
 }

@@ -38,6 +38,8 @@
  */
 #include "idempotency.h"
 
+#include <math.h>
+
 #include "access/genam.h"
 #include "access/table.h"
 #include "access/tableam.h"
@@ -91,6 +93,9 @@
 #define MAX_ASIDE	10000
 #define MAX_LOCKS	1000
 
+/* what outbox_counts looks at beside its sample */
+#define MAX_LOOKED	10000
+
 /* how long take relies on a place it remembers, in microseconds */
 #define HINT_LIFETIME	USECS_PER_SEC
 
@@ -132,6 +137,24 @@ typedef struct Handed
 	int32		attempt;
 } Handed;
 
+/* a search for parked events */
+typedef struct Parked
+{
+	Relation	rel;
+	Snapshot	snapshot;		/* that has to show them */
+	int64		max;			/* to be looked at */
+	ReturnSetInfo *result;		/* where they go, or NULL */
+	int64		found;
+} Parked;
+
+/* what count_event() has seen */
+typedef struct EventCounts
+{
+	int64		pending;
+	TimestampTz oldest;
+	int64		parked;
+} EventCounts;
+
 typedef enum HandOut
 {
 	HANDED_OUT,
@@ -146,7 +169,11 @@ PG_FUNCTION_INFO_V1(idempotency_ack_many);
 PG_FUNCTION_INFO_V1(idempotency_nack);
 PG_FUNCTION_INFO_V1(idempotency_retry_parked);
 PG_FUNCTION_INFO_V1(idempotency_parked);
+PG_FUNCTION_INFO_V1(idempotency_outbox_counts);
 
+static void count_event(TupleTableSlot *slot, void *arg);
+static bool find_parked(Parked *parked);
+static bool find_oldest(Relation rel, TimestampTz *oldest);
 static void take_by_hint(Take *take, text *topic);
 static TimestampTz take_range(Take *take, text *topic, TimestampTz from,
 							  TimestampTz to);
@@ -475,34 +502,119 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
  * parked() RETURNS SETOF idempotency.outbox
  *
  * What the view parked_events shows: the parked events, as the statement's
- * snapshot has them, but without predicate locks.  Goes from topic to topic
- * in the index by due, to the end of each, past what waits to be delivered.
+ * snapshot has them, but without predicate locks.
  */
 Datum
 idempotency_parked(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	Snapshot	snapshot = GetActiveSnapshot();
-	text	   *topic = NULL;
-	Relation	rel;
-	Relation	by_due;
-	TupleTableSlot *event;
+	Parked		parked = {
+		.result = (ReturnSetInfo *) fcinfo->resultinfo,
+		.snapshot = GetActiveSnapshot(),
+		.max = PG_INT64_MAX
+	};
 
 	InitMaterializedSRF(fcinfo, 0);
-	rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
-	by_due = index_open(outbox_object("outbox_due_idx"), AccessShareLock);
-	event = table_slot_create(rel, NULL);
+	parked.rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
+	(void) find_parked(&parked);
+	table_close(parked.rel, AccessShareLock);
+	return (Datum) 0;
+}
 
-	for (;;)
+/*
+ * outbox_counts(OUT depth, OUT depth_estimate, OUT oldest, OUT oldest_estimate,
+ * OUT parked, OUT parked_estimate)
+ *
+ * How many events are to be delivered, when the first of them was emitted (NULL
+ * without any) and how many are parked, as it stands now.  Of a large table the
+ * depth comes from a sample; so do the others where they cannot be told from
+ * MAX_LOOKED events.
+ */
+Datum
+idempotency_outbox_counts(PG_FUNCTION_ARGS)
+{
+	EventCounts sample = {.oldest = DT_NOEND};
+	Parked		parked = {.snapshot = SnapshotSelf, .max = MAX_LOOKED};
+	TimestampTz oldest = DT_NOEND;
+	TupleDesc	desc;
+	Relation	rel;
+	double		factor;
+	bool		all_parked = true;
+	bool		all_older = true;
+	Datum		values[6];
+	bool		nulls[6] = {0};
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
+	factor = idempotency_sample(rel, count_event, &sample);
+	if (factor > 1)
+	{
+		parked.rel = rel;
+		all_parked = find_parked(&parked);
+		all_older = find_oldest(rel, &oldest);
+	}
+	else
+	{
+		parked.found = sample.parked;
+		oldest = sample.oldest;
+	}
+	table_close(rel, AccessShareLock);
+
+	if (!all_parked)
+		parked.found = rint(sample.parked * factor);
+	if (!all_older)
+		oldest = sample.oldest;
+	values[0] = Int64GetDatum(rint(sample.pending * factor));
+	values[1] = BoolGetDatum(factor > 1);
+	values[2] = TimestampTzGetDatum(oldest);
+	nulls[2] = TIMESTAMP_IS_NOEND(oldest);
+	values[3] = BoolGetDatum(!all_older);
+	values[4] = Int64GetDatum(parked.found);
+	values[5] = BoolGetDatum(!all_parked);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, nulls)));
+}
+
+static void
+count_event(TupleTableSlot *slot, void *arg)
+{
+	EventCounts *counts = arg;
+
+	slot_getsomeattrs(slot, Anum_outbox_state);
+	if (event_state(slot) == EVENT_PARKED)
+		counts->parked++;
+	else if (event_state(slot) != EVENT_ACKNOWLEDGED)
+	{
+		counts->pending++;
+		counts->oldest = Min(counts->oldest,
+							 DatumGetTimestampTz(event_value(slot, emitted_at)));
+	}
+}
+
+/*
+ * Find parked events: goes from topic to topic in the index by due, to the end
+ * of each, past what waits to be delivered.  False if that was too much.  The
+ * scan's snapshot marks what is dead to everybody, as in insight.c.
+ */
+static bool
+find_parked(Parked *parked)
+{
+	Relation	by_due = index_open(outbox_object("outbox_due_idx"), AccessShareLock);
+	TupleTableSlot *event = table_slot_create(parked->rel, NULL);
+	SnapshotData not_dead;
+	text	   *topic = NULL;
+	int64		looked = 0;
+	bool		found;
+
+	InitNonVacuumableSnapshot(not_dead, GlobalVisTestFor(parked->rel));
+	do
 	{
 		ScanKeyData beyond;
 		IndexScanDesc scan;
-		bool		found;
 
-		CHECK_FOR_INTERRUPTS();
 		ScanKeyInit(&beyond, 1, BTGreaterStrategyNumber, F_TEXT_GT,
 					PointerGetDatum(topic));
-		scan = begin_scan(rel, by_due, SnapshotAny, &beyond, topic ? 1 : 0);
+		scan = begin_scan(parked->rel, by_due, &not_dead, &beyond, topic ? 1 : 0);
 		found = index_getnext_slot(scan, ForwardScanDirection, event);
 		if (found)
 		{
@@ -513,23 +625,53 @@ idempotency_parked(PG_FUNCTION_ARGS)
 		if (!found)
 			break;
 
-		scan = begin_due_scan(rel, by_due, SnapshotAny, topic,
+		scan = begin_due_scan(parked->rel, by_due, &not_dead, topic,
 							  DT_NOEND, DT_NOEND);
-		while (index_getnext_slot(scan, ForwardScanDirection, event))
+		while (++looked <= parked->max &&
+			   index_getnext_slot(scan, ForwardScanDirection, event))
 		{
 			CHECK_FOR_INTERRUPTS();
 			slot_getallattrs(event);
-			if (event_state(event) == EVENT_PARKED &&
-				table_tuple_satisfies_snapshot(rel, event, snapshot))
-				tuplestore_puttupleslot(result->setResult, event);
+			if (event_state(event) != EVENT_PARKED ||
+				!table_tuple_satisfies_snapshot(parked->rel, event, parked->snapshot))
+				continue;
+			parked->found++;
+			if (parked->result != NULL)
+				tuplestore_puttupleslot(parked->result->setResult, event);
 		}
 		index_endscan(scan);
-	}
+	} while (looked <= parked->max);
 
 	ExecDropSingleTupleTableSlot(event);
 	index_close(by_due, AccessShareLock);
-	table_close(rel, AccessShareLock);
-	return (Datum) 0;
+	return !found;
+}
+
+/*
+ * When was the event emitted that has waited longest, by its id?  DT_NOEND if
+ * nothing waits; false if that was too much to look at.
+ */
+static bool
+find_oldest(Relation rel, TimestampTz *oldest)
+{
+	Relation	by_id = index_open(outbox_object("outbox_pkey"), AccessShareLock);
+	TupleTableSlot *event = table_slot_create(rel, NULL);
+	IndexScanDesc scan = begin_scan(rel, by_id, SnapshotSelf, NULL, 0);
+	EventCounts counts = {.oldest = DT_NOEND};
+	bool		found = true;
+
+	for (int i = 0; found && counts.pending == 0 && i < MAX_LOOKED; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		found = index_getnext_slot(scan, ForwardScanDirection, event);
+		if (found)
+			count_event(event, &counts);
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(event);
+	index_close(by_id, AccessShareLock);
+	*oldest = counts.oldest;
+	return !found || counts.pending > 0;
 }
 
 /*
