@@ -1,5 +1,6 @@
-# The launcher and its workers: they purge what they are told to, follow the
-# configuration, are never in the way of DROP DATABASE or of a copy, outlive a
+# The launcher and its workers: they purge what they are told to, a few hundred
+# rows to a transaction and beside clients that claim, follow the configuration,
+# sleep while there is nothing to do, can be seen, are never in the way of DROP DATABASE or of a copy, outlive a
 # dropped extension, an unknown database and a crash, begin on a standby when
 # it is promoted, and end at once.
 use strict;
@@ -14,6 +15,7 @@ $node->append_conf(
 	'postgresql.conf', q{
 shared_preload_libraries = 'idempotency'
 idempotency.purge_interval = '1 s'
+autovacuum = off	# the test counts transaction ids
 idempotency.debug_hash_bits = 64	# work goes on beside a key that is held
 default_transaction_isolation = 'serializable'
 default_transaction_read_only = on
@@ -51,9 +53,16 @@ for my $database ('one', 'Two', 'three')
 }
 
 # nothing is purged as long as nothing is named; then what is, and no more
+ok( $node->poll_query_until('postgres',
+		"SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'"),
+	'the launcher sleeps');
+my $xids = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
+my $before = sql('postgres', $xids);
 configure('idempotency.purge_databases', q{'one, "Two", nosuch'});
 ok($node->poll_query_until('one', $empty), 'purged');
 ok($node->poll_query_until('Two', $empty), 'purged, by a quoted name');
+cmp_ok(sql('postgres', $xids) - $before, '>=', 2 * 3000 / 500,
+	'500 rows to a transaction at the most');
 is(sql('three', 'SELECT count(*) FROM idempotency.keys'),
 	3000, 'not named, not purged');
 configure('idempotency.purge_databases', q{'one, Two, three, nosuch'});
@@ -81,6 +90,52 @@ $holder->query_safe("SELECT idempotency.complete('w', 'k', 'done'); COMMIT");
 $holder->quit;
 is(sql('one', "SELECT response FROM idempotency.lookup('w', 'k')"),
 	'done', 'which it then does');
+
+# beside eight clients, and another that purges as well: a key that is live runs
+# once, one that has expired runs again
+sql('one', q{
+	CREATE TABLE effect (key integer);
+	SELECT idempotency.once('short', i::text, '1 us') FROM generate_series(1, 50) i;
+});
+my $script = $node->basedir . '/claims.sql';
+append_to_file($script, q{
+\set live random(1, 500)
+\set short random(1, 50)
+INSERT INTO effect SELECT :live WHERE idempotency.once('live', (:live)::text);
+SELECT idempotency.once('short', (:short)::text, '1 us');
+});
+my $purge = $node->basedir . '/purge.sql';
+append_to_file($purge, 'SELECT idempotency.purge(20);');
+{
+	local $ENV{PGOPTIONS} =
+	  '-c default_transaction_read_only=off -c default_transaction_isolation=read\ committed';
+	$node->command_checks_all(
+		[ 'pgbench', '-n', '-c', 9, '-t', 300, '-f', "$script\@8", '-f', $purge, 'one' ],
+		0, [qr/processed: 2700\/2700/], [qr/^(?!.*ERROR)/s],
+		'claims and purging at once');
+}
+is( sql('one', q{
+	SELECT count(*) = count(DISTINCT e.key) AND count(*) = count(k.key)
+	FROM effect e LEFT JOIN idempotency.keys k ON k.key = e.key::text AND k.scope = 'live'}),
+	't', 'each live key ran once, and is there');
+sql('one', q{
+	BEGIN ISOLATION LEVEL READ COMMITTED;
+	DELETE FROM idempotency.keys WHERE scope = 'live';
+	DROP TABLE effect;
+	COMMIT;
+});
+
+# seen while it is held up by a lock on the table; terminated, another comes
+my $blocker = $node->background_psql('one');
+$blocker->query_safe('SET default_transaction_read_only = off');
+$blocker->query_safe('BEGIN; LOCK TABLE idempotency.keys IN ACCESS EXCLUSIVE MODE');
+my $worker = "FROM pg_stat_activity WHERE backend_type = 'idempotency purge worker' AND datname = 'one' AND query = 'purging expired keys' AND wait_event_type = 'Lock'";
+ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $worker"), 'a worker is seen, with its name, database and what it does');
+my $first = sql('postgres', "SELECT pid $worker");
+is(sql('postgres', "SELECT pg_terminate_backend($first)"), 't', 'it is terminated');
+ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $worker AND pid <> $first"), 'the next round has another');
+$blocker->query_safe('COMMIT');
+$blocker->quit;
 
 # in nobody's way, while workers come and go
 for my $i (1 .. 2)
@@ -128,7 +183,14 @@ $node->stop;
 $standby->promote;
 ok( $standby->poll_query_until('one', $empty =~ s/= 0/= 1/r),
 	'it begins with the promotion');
-$standby->stop('fast');
+
+# a shutdown waits for nothing, not even for a worker that waits for a lock
+$blocker = $standby->background_psql('one');
+$blocker->query_safe('SET default_transaction_read_only = off');
+$blocker->query_safe('BEGIN; LOCK TABLE idempotency.keys IN ACCESS EXCLUSIVE MODE');
+ok($standby->poll_query_until('postgres', "SELECT count(*) = 1 $worker"), 'a worker waits');
+ok($standby->stop('fast', fail_ok => 1), 'shut down meanwhile');
+$blocker->{run}->finish;
 unlike(slurp_file($node->logfile) . slurp_file($standby->logfile),
 	qr/TRAP|cannot happen|could not serialize/, 'nothing untoward in the logs');
 
