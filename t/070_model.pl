@@ -48,7 +48,7 @@ $node->init;
 $node->append_conf('postgresql.conf', q{
 max_connections = 40
 max_prepared_transactions = 100
-deadlock_timeout = 20ms
+deadlock_timeout = 10ms
 idempotency.outbox_max_attempts = 3
 log_min_messages = fatal
 log_min_error_statement = panic

@@ -226,10 +226,11 @@ sub check_key
 	my @done = grep { committed($_) } @{ $effects{$key} // [] };
 	for my $i (1 .. $#done)
 	{
-		my ($first, $next) = @done[ $i - 1, $i ];
-		next if $next->{claim}{ret} >= $first->{inv} + $first->{ttl};
-		next if grep { $_->{do} eq 'forget' && ($_->{lost} || ($_->{rows}[0][0] // '') eq 't') && $_->{inv} <= $next->{claim}{ret} && $_->{tx}{end} >= $first->{inv} } @ops;
-		say_($next, "a second effect on $key, after that of operation $first->{n}");
+		for my $j (0 .. $i - 1)
+		{
+			my ($one, $other) = @done[ $j, $i ];
+			say_($other, "a second effect on $key, beside that of operation $one->{n}") unless made_way($one, $other) || made_way($other, $one);
+		}
 	}
 
 	# the answer that is there in the end
@@ -242,10 +243,18 @@ sub check_key
 	}
 	elsif (@done)
 	{
-		my $e = $done[-1];
+		my ($e) = sort { $b->{inv} + $b->{ttl} <=> $a->{inv} + $a->{ttl} } @done;
 		say_($e, "its answer is gone from $key") if $e->{inv} + $e->{ttl} > $h->{found}{tally_inv} && !grep { $_->{do} eq 'forget' } @ops;
 	}
 	return;
+}
+
+# May the first effect have run out, or been forgotten, when the next was claimed?
+sub made_way
+{
+	my ($first, $next) = @_;
+	return 1 if $next->{claim}{ret} >= $first->{inv} + $first->{ttl};
+	return scalar grep { $_->{do} eq 'forget' && ($_->{lost} || ($_->{rows}[0][0] // '') eq 't') && $_->{inv} <= $next->{claim}{ret} && $_->{tx}{end} >= $first->{inv} } @{ $on_key{ $first->{key} } };
 }
 
 # What a claim in any form, or a lookup, was told.

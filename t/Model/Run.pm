@@ -119,13 +119,13 @@ sub play
 		if ($step->{calm})
 		{
 			# it may have to wait for another session, so not for long
-			my $until = Time::HiRes::time() + 0.002;
+			my $until = Time::HiRes::time() + 0.0015;
 			pump($until - Time::HiRes::time()) while $session->{op} && Time::HiRes::time() < $until;
 		}
 		else
 		{
 			pump(0);
-			while (backlog() > 2 * @sessions) { last unless pump(0.01); }
+			while (backlog() > 2 * @sessions) { last unless pump(0.002); }
 		}
 	}
 	finish();
@@ -225,8 +225,10 @@ sub answered
 	@$op{qw(ret rows error message)} = ($at, @$answer{qw(rows error message)});
 	$op->{cancelled} = $session->{wire}{cancelled};
 	$session->{failed} = $answer->{status} eq 'E';
+	# a cancel may come before COMMIT has begun
 	wrong("operation $op->{n} left transaction status $answer->{status}")
-	  if ($answer->{status} eq 'I') != !!($tx->{alone} || $op->{do} =~ /^(commit|rollback|prepare)$/ || $op->{do} eq 'begin' && $op->{error});
+	  if ($answer->{status} eq 'I') != !!($tx->{alone} || $op->{do} =~ /^(commit|rollback|prepare)$/)
+	  && !($op->{error} && $op->{do} =~ /^(begin|commit|prepare)$/);
 
 	if ($tx->{alone} || $answer->{status} eq 'I')
 	{
@@ -514,9 +516,11 @@ sub learn
 		push @{ $h->{grants}{ $op->{key} } }, { s => $op->{s}, fence => $op->{fence}, op => $op };
 		$own->{ $op->{key} } = { leased => $op };
 	}
-	elsif ($do eq 'extend')
+	elsif ($do eq 'extend' || $do eq 'checkpoint')
 	{
-		$op->{deadline} = $first;
+		# who shows the fence holds the key in this transaction too
+		$op->{deadline} = $first if $do eq 'extend';
+		$own->{ $op->{key} } = { leased => $op->{grant}{op} };
 	}
 	elsif ($do eq 'issue') { push @{ $h->{tokens} }, { text => $first, expires => $more[0], subject => $op->{subject}, op => $op }; }
 	elsif ($do eq 'consume') { $op->{got} = $first eq 'consumed'; }
