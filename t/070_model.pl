@@ -23,6 +23,7 @@
 #   IDEMPOTENCY_MODEL_SEED        the first history's seed, to see it again: with
 #                                 IDEMPOTENCY_MODEL_OPERATIONS=1 only that one
 #   IDEMPOTENCY_MODEL_LENGTH      the steps of a history (300)
+#   IDEMPOTENCY_MODEL_SHRINK      how many seconds a failure is shrunk (120)
 use strict;
 use warnings;
 
@@ -94,7 +95,7 @@ sub shrink
 {
 	my ($failing_seed, $plan, $history) = @_;
 	diag "the history of seed $failing_seed failed: $wrong[0]";
-	my $until = time + 120;
+	my $until = time + ($ENV{IDEMPOTENCY_MODEL_SHRINK} // 120);
 	my $attempts = 10;
 	# the same complaint, whatever the numbers in it
 	my $kind = sub { return $_[0] =~ s/-?\d+|\b(NEW|PAID|SHIPPED|REFUNDED)\b//gr; };

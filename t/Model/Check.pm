@@ -347,7 +347,7 @@ sub check_fenced
 	if (defined $answer)
 	{
 		say_($op, 'a deadline that was not asked for') if $answer < $op->{inv} + 1000 * $op->{lease} || $answer > $op->{ret} + 1000 * $op->{lease};
-		my @deadlines = map { $_->{deadline} // 9e18 } $g, grep { $_->{do} eq 'extend' && $_ != $op && ($_->{fence} // 0) eq $op->{fence} && !$_->{error} && $_->{inv} <= $op->{ret} } @{ $on_key{ $op->{key} } };
+		my @deadlines = map { $_->{latest} // $_->{deadline} // 9e18 } $g, grep { $_->{do} eq 'extend' && $_ != $op && ($_->{fence} // 0) eq $op->{fence} && !$_->{error} && $_->{inv} <= $op->{ret} } @{ $on_key{ $op->{key} } };
 		say_($op, 'extended after the deadline') if max(@deadlines) < $op->{inv};
 	}
 	else

@@ -48,6 +48,7 @@ sub make
 		}
 		elsif (rand() < 0.02) { push @plan, { do => 'resolve', which => int rand 8, commit => rand() < 0.6 }; }
 		elsif (rand() < 0.01) { push @plan, { do => 'purge' }; }
+		elsif (rand() < 0.003) { push @plan, { do => pick(qw(insight insight insight redefine rotate)) }; }
 
 		my $s = int rand SESSIONS;
 		$todo[$s] = [ transaction() ] unless $todo[$s] && @{ $todo[$s] };
