@@ -623,7 +623,7 @@ sub check_tokens
 			elsif ($status eq 'busy')
 			{
 				say_($op, 'busy, and nobody is at it')
-				  unless grep { $_->{tx} != $op->{tx} && $_->{do} ne 'check' && at_work($_, $op->{inv}, $op->{ret}) } @ops;
+				  unless !$h->{exact} || grep { $_->{tx} != $op->{tx} && $_->{do} ne 'check' && at_work($_, $op->{inv}, $op->{ret}) } @ops;
 				say_($op, 'busy, though it could wait') unless defined $op->{wait};
 			}
 			elsif ($status ne 'f') { say_($op, "status $status"); }

@@ -31,6 +31,7 @@ our $round = 0;		# the last history
 my $h;				# the history that is being made
 my @connection;		# how to reach the server, for Model::Wire->connect
 my $control;
+my @sessions;
 
 # What an administrator does meanwhile, and nobody should notice.
 my $define = q{SELECT idempotency.define_machine('model', '{"initial": "NEW", "transitions": {
@@ -99,10 +100,9 @@ sub connect
 sub disconnect
 {
 	undef $control;
+	@sessions = ();
 	return;
 }
-
-my @sessions;
 
 # The history of a plan.  What went wrong while it was made is in {wrong}.
 sub play
