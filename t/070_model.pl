@@ -51,7 +51,6 @@ max_connections = 40
 max_prepared_transactions = 100
 deadlock_timeout = 10ms
 idempotency.outbox_max_attempts = 3
-log_min_messages = fatal
 log_min_error_statement = panic
 });
 $node->start;
@@ -88,6 +87,7 @@ if (!$operations && !@wrong)
 }
 Model::Run::disconnect();
 $node->stop;
+is(join('', grep { /WARNING: / } split /^/, slurp_file($node->logfile)), '', 'no warning in the server\'s log');
 done_testing();
 
 # Leaves out whatever is not needed for a failure, and shows the rest.

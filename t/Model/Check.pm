@@ -133,9 +133,24 @@ sub present
 	for my $e (@{ $effects{ $op->{key} } // [] })
 	{
 		next unless counted_before($e, $from) && $e->{inv} + $e->{ttl} > $op->{ret};
-		return $e unless grep { $_->{do} eq 'forget' && $_->{inv} <= $op->{ret} && ($_->{lost} || $_->{error} || $_->{rows}[0][0] eq 't') && $_->{tx}{end} >= $e->{inv} } @{ $on_key{ $op->{key} } };
+		return $e unless forgotten($op->{key}, $e->{inv}, $op->{ret});
 	}
 	return;
+}
+
+# May an answer of the operation's key, given by that effect, still be there?
+sub may_answer
+{
+	my ($e, $op) = @_;
+	return !$e->{undone} && $e->{tx}{outcome} ne 'aborted' && $e->{tx}{c_inv} <= $op->{ret} && $e->{ret} + $e->{ttl} >= $op->{inv};
+}
+
+# Was the key's record forgotten between those moments, as far as one can know?
+sub forgotten
+{
+	my ($key, $since, $until) = @_;
+	return scalar grep { $_->{do} eq 'forget' && $_->{inv} <= $until && $_->{tx}{end} >= $since
+		  && ($_->{lost} || $_->{error} || $_->{rows}[0][0] eq 't') } @{ $on_key{$key} };
 }
 
 # The fence's lease holds, surely, throughout the operation: that lease.
@@ -253,8 +268,8 @@ sub check_key
 sub made_way
 {
 	my ($first, $next) = @_;
-	return 1 if $next->{claim}{ret} >= $first->{inv} + $first->{ttl};
-	return scalar grep { $_->{do} eq 'forget' && ($_->{lost} || ($_->{rows}[0][0] // '') eq 't') && $_->{inv} <= $next->{claim}{ret} && $_->{tx}{end} >= $first->{inv} } @{ $on_key{ $first->{key} } };
+	return $next->{claim}{ret} >= $first->{inv} + $first->{ttl}
+	  || forgotten($first->{key}, $first->{inv}, $next->{claim}{ret});
 }
 
 # What a claim in any form, or a lookup, was told.
@@ -280,7 +295,8 @@ sub check_answer
 	if ($own && $own->{answer})
 	{
 		my $e = $own->{answer};
-		return if $status eq 'once_false' || $status eq 'mismatch' && mismatch($op) || $status =~ /^(claimed|absent)$/ && $op->{ret} >= $e->{inv} + $e->{ttl};
+		return if $status eq 'once_false' || $status eq 'mismatch' && mismatch($op);
+		return if $status =~ /^(claimed|absent)$/ && $op->{ret} >= $e->{inv} + $e->{ttl};
 		say_($op, "$status, not this transaction's own answer of operation $e->{n}") unless is_answer($e, $status, $response, $message);
 		return;
 	}
@@ -289,8 +305,7 @@ sub check_answer
 
 	if ($status =~ /^(completed|failed)$/)
 	{
-		my @given = grep { is_answer($_, $status, $response, $message) && $_->{tx}{outcome} ne 'aborted' && !$_->{undone}
-			  && $_->{tx}{c_inv} <= $op->{ret} && $_->{ret} + $_->{ttl} >= $op->{inv} } @{ $effects{ $op->{key} } // [] };
+		my @given = grep { is_answer($_, $status, $response, $message) && may_answer($_, $op) } @{ $effects{ $op->{key} } // [] };
 		if (!@given) { say_($op, "an answer that nobody gave: ", join ' ', $status, $response // 'NULL', $message // ''); }
 		elsif (defined $op->{request} && !grep { my $r = $_->{claim}{request}; !defined $r || $r == $op->{request} } @given)
 		{
@@ -304,7 +319,7 @@ sub check_answer
 
 	# every other status denies that there is an answer
 	my $e = present($op, $do eq 'lookup' ? seen_from($op) : $op->{inv});
-	return if $status eq 'once_false' && grep { $_->{tx}{outcome} ne 'aborted' && !$_->{undone} && $_->{tx}{c_inv} <= $op->{ret} && $_->{ret} + $_->{ttl} >= $op->{inv} } @{ $effects{ $op->{key} } // [] };
+	return if $status eq 'once_false' && grep { may_answer($_, $op) } @{ $effects{ $op->{key} } // [] };
 	say_($op, "$status, though operation $e->{n} had stored an answer") if $e;
 	if ($status eq 'claimed')
 	{
@@ -328,7 +343,8 @@ sub mismatch
 {
 	my ($op) = @_;
 	return 0 unless defined $op->{request};
-	return scalar grep { $_->{inv} <= $op->{ret} && ($_->{got} || $_->{lost}) && defined $_->{request} && $_->{request} != $op->{request} } @{ $on_key{ $op->{key} } };
+	return scalar grep { $_->{inv} <= $op->{ret} && ($_->{got} || $_->{lost})
+		  && defined $_->{request} && $_->{request} != $op->{request} } @{ $on_key{ $op->{key} } };
 }
 
 # A fence that was accepted is the newest.
@@ -347,8 +363,10 @@ sub check_fenced
 	if (defined $answer)
 	{
 		say_($op, 'a deadline that was not asked for') if $answer < $op->{inv} + 1000 * $op->{lease} || $answer > $op->{ret} + 1000 * $op->{lease};
-		my @deadlines = map { $_->{latest} // $_->{deadline} // 9e18 } $g, grep { $_->{do} eq 'extend' && $_ != $op && ($_->{fence} // 0) eq $op->{fence} && !$_->{error} && $_->{inv} <= $op->{ret} } @{ $on_key{ $op->{key} } };
-		say_($op, 'extended after the deadline') if max(@deadlines) < $op->{inv};
+		my @extends = grep { $_->{do} eq 'extend' && $_ != $op && $_->{fence} eq $op->{fence} && !$_->{error}
+			  && $_->{inv} <= $op->{ret} } @{ $on_key{ $op->{key} } };
+		say_($op, 'extended after the deadline')
+		  if max(map { $_->{latest} // $_->{deadline} // 9e18 } $g, @extends) < $op->{inv};
 	}
 	else
 	{
@@ -536,7 +554,9 @@ sub check_outcome
 		return;
 	}
 	my @to = $do eq 'move' ? $op->{to} : map { $_->{ $op->{event} } // () } values %edges;
-	my $movable = $do eq 'move' ? (defined $op->{from} ? $now eq $op->{from} : $now ne $op->{to} && has_edge($now, $op->{to})) : defined $edges{$now}{ $op->{event} };
+	# from any state: a retry does not move again along a loop
+	my $movable = $do eq 'fire' ? defined $edges{$now}{ $op->{event} }
+	  : defined $op->{from} ? $now eq $op->{from} : $now ne $op->{to} && has_edge($now, $op->{to});
 	my $there = grep { $_ eq $now } @to;
 	say_($op, "$outcome in state $now") if $movable || ($outcome eq 'already') != !!$there;
 	say_($op, "$outcome in state $now, which the row did not have then") unless grep { $_ eq $now } values_at_work($op, $chain, 'NEW');
@@ -563,14 +583,26 @@ sub values_at_work
 sub own_moves
 {
 	my ($op) = @_;
-	return map {
-		my $rows = $_->{rows}[0];
-		{ op => $_, new => $_->{do} =~ /^(edit|set_row)$/ ? $rows->[2] : $_->{do} =~ /^(move|fire)$/ ? $rows->[3] : $_->{do} eq 'set_state' ? $_->{to} : $_->{fence} // 0 }
-	  } grep { $_->{inv} < $op->{inv} && ($_->{row} // 0) == $op->{row} && !$_->{error} && ($_->{undone} // 9e18) > $op->{inv}
-		  && $_->{do} =~ /^(edit|set_row|move|fire|set_state|guarded)$/ && (!$_->{rows}[0] || $_->{rows}[0][1] eq 't') } @{ $op->{tx}{ops} };
+	my @moves;
+	for my $before (@{ $op->{tx}{ops} })
+	{
+		my $answer = $before->{rows}[0];
+		next if $before->{inv} >= $op->{inv} || $before->{error} || ($before->{undone} // 9e18) < $op->{inv};
+		next if ($before->{row} // 0) != $op->{row} || $answer && $answer->[1] ne 't';
+		my $new = { edit => $answer->[2], set_row => $answer->[2], move => $answer->[3], fire => $answer->[3],
+			set_state => $before->{to}, guarded => $before->{fence} }->{ $before->{do} };
+		push @moves, { op => $before, new => $new } if defined $new;
+	}
+	return @moves;
 }
 
-sub maybe_moved { my ($link, $op) = @_; return !$link->{op}{tx} || ($link->{op}{tx}{c_inv} // $link->{op}{inv}) <= $op->{ret} || $link->{op}{tx} == $op->{tx}; }
+# May the row have moved there before the operation was over?
+sub maybe_moved
+{
+	my ($link, $op) = @_;
+	my $tx = $link->{op}{tx} or return 1;
+	return ($tx->{c_inv} // $link->{op}{inv}) <= $op->{ret} || $tx == $op->{tx};
+}
 
 # ----------------------------------------------------------------------- tokens
 
@@ -635,7 +667,8 @@ sub check_tokens
 		my $maybe = grep { !$_->{undone} && $_->{tx}{outcome} ne 'aborted' } @consumed, @revoked, @bulk;
 		say_($one, "its token is $finally in the end") if $one && $finally ne 'used' && !($finally eq 'revoked' && @bulk);
 		say_($token->{op}, "its token is $finally in the end, and nobody took it")
-		  if !$maybe && $finally ne ($token->{expires} <= $token->{looked} ? 'expired' : 'valid') && !($finally eq 'valid' && $token->{looked} - $token->{expires} < 1e6);
+		  if !$maybe && !($finally eq 'valid' ? $token->{expires} >= $token->{looked}[0]
+			: $finally eq 'expired' && $token->{expires} <= $token->{looked}[1]);
 	}
 	return;
 }

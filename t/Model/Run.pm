@@ -41,8 +41,8 @@ my %upkeep = (
 	purge => 'SELECT idempotency.purge()',
 	rotate => 'SELECT idempotency.rotate_token_key()',
 	redefine => $define,
-	insight => "SELECT (SELECT count(*) FROM idempotency.in_flight), (SELECT count(*) FROM idempotency.stats), (SELECT count(*) FROM idempotency.parked_events), "
-	  . "(SELECT count(*) FROM idempotency.holder('model', 'any'))");
+	insight => q{SELECT (SELECT count(*) FROM idempotency.in_flight), (SELECT count(*) FROM idempotency.stats),
+		(SELECT count(*) FROM idempotency.parked_events), (SELECT count(*) FROM idempotency.holder('model', 'any'))});
 
 # The objects that every history uses, for a superuser to make.
 sub setup_sql
@@ -644,8 +644,9 @@ sub tally
 		  . "]) key, idempotency.lookup('model', key) l") } };
 	for my $token (@{ $h->{tokens} })
 	{
+		$token->{looked}[0] = now() - 1;
 		$token->{finally} = $control->ask("SELECT status FROM idempotency.check_token('$token->{text}', '$token->{subject}', 'model')")->[0][0];
-		$token->{looked} = now();
+		$token->{looked}[1] = now() + 1;
 	}
 	drain($found);
 	$found->{locks} = $control->ask(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'})->[0][0];
