@@ -73,6 +73,15 @@ sub committed { return !$_[0]{undone} && !$_[0]{error} && $_[0]{tx}{outcome} eq 
 # From when on a snapshot of the operation may be.
 sub seen_from { return $_[0]{tx}{level} eq 'READ COMMITTED' ? $_[0]{inv} : $_[0]{tx}{begun}; }
 
+# And until when: what was committed later is not in it.
+sub seen_by
+{
+	my ($op) = @_;
+	return $op->{ret} if $op->{tx}{level} eq 'READ COMMITTED';
+	my ($first) = grep { !$_->{error} && $_->{do} !~ /^(begin|savepoint|rollback_to|release_savepoint)$/ } @{ $op->{tx}{ops} };
+	return $first ? $first->{ret} : $op->{ret};
+}
+
 # ------------------------------------------------------------- errors, commits
 
 # SQLSTATEs that each kind of operation may meet, beside those that any may.
@@ -311,6 +320,8 @@ sub check_answer
 		{
 			say_($op, 'a replay for another request');
 		}
+		my $by = seen_by($op);
+		say_($op, 'an answer that its snapshot cannot show') if @given && !grep { $_->{tx}{c_inv} <= $by } @given;
 		my $e = present($op, seen_from($op));
 		say_($op, "not the answer of operation $e->{n}") if $e && !grep { $_ == $e } @given;
 		return;
@@ -319,7 +330,12 @@ sub check_answer
 
 	# every other status denies that there is an answer
 	my $e = present($op, $do eq 'lookup' ? seen_from($op) : $op->{inv});
-	return if $status eq 'once_false' && grep { may_answer($_, $op) } @{ $effects{ $op->{key} } // [] };
+	if ($status eq 'once_false' and my @given = grep { may_answer($_, $op) } @{ $effects{ $op->{key} } // [] })
+	{
+		my $by = seen_by($op);
+		say_($op, 'false by what its snapshot cannot show') if !grep { $_->{tx}{c_inv} <= $by } @given;
+		return;
+	}
 	say_($op, "$status, though operation $e->{n} had stored an answer") if $e;
 	if ($status eq 'claimed')
 	{

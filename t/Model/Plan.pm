@@ -34,9 +34,10 @@ sub make
 	# few areas and few keys, so that the sessions meet; half of the plans are
 	# played step by step, the others as fast as the sessions go
 	@areas = sort keys %areas;
-	splice @areas, rand @areas, 1 while @areas > 1 && rand() < 0.8;
+	my $some = pick(1, 1, 1, 2, 2, 3, 7);
+	splice @areas, rand @areas, 1 while @areas > $some;
 	$calm = rand() < 0.5;
-	$keys = 1 + int rand KEYS;
+	$keys = pick(1, 1, 2, 2, 3, KEYS);
 	my $troubled = rand() < 0.6;
 
 	my (@plan, @todo);
@@ -65,7 +66,7 @@ sub transaction
 	my @steps = ({ do => 'begin', level => pick('READ COMMITTED', 'READ COMMITTED', 'READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE') });
 	for (0 .. rand 4)
 	{
-		push @steps, { do => 'savepoint' } if rand() < 0.25;
+		push @steps, { do => 'savepoint' } if rand() < 0.15;
 		push @steps, action(0);
 		push @steps, { do => pick(qw(rollback_to rollback_to release_savepoint)), depth => int rand 3 } if rand() < 0.2;
 	}
@@ -89,13 +90,13 @@ sub keys_
 	return $run if $kind < 0.2;
 	return { do => 'once', %key } if $kind < 0.3;
 	return { do => 'lookup', %key } if $kind < 0.4;
-	return { do => 'forget', key => $keys - 1 } if $kind < 0.43 && $keys == KEYS;
-	return { do => 'settle', %key, held => 0 } if $kind < 0.46;
+	return { do => 'forget', key => $keys - 1 } if $kind < 0.45 && $keys == KEYS;
+	return { do => 'settle', %key, held => 0 } if $kind < 0.48;
 	return { do => 'claim', %key, request => request(), wait => wait_() } if $alone;
 	my @steps = ({ do => 'claim', %key, request => request(), wait => wait_() });
 	push @steps, { do => 'savepoint' } if rand() < 0.2;
 	push @steps, { do => 'claim', %key, request => request(), wait => wait_() } if rand() < 0.15;
-	push @steps, rand() < 0.1 ? { do => 'release', %key }
+	push @steps, rand() < 0.15 ? { do => 'release', %key }
 	  : { do => 'settle', %key, held => 1, fail => rand() < 0.2 }
 	  if rand() < 0.9;
 	push @steps, { do => 'rollback_to', depth => 0 } if rand() < 0.1;
