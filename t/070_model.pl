@@ -99,6 +99,7 @@ sub shrink
 {
 	my ($failing_seed, $plan, $history) = @_;
 	diag "the history of seed $failing_seed failed: $wrong[0]";
+	my $whole = $plan;
 	my $until = time + ($ENV{IDEMPOTENCY_MODEL_SHRINK} // 120);
 	my $attempts = 10;
 	# the same complaint, whatever the numbers in it
@@ -118,7 +119,7 @@ sub shrink
 		return 0;
 	};
 
-	if ($fails->($plan))
+	if ($fails->([@$plan]))
 	{
 		for my $s (0 .. Model::Plan::SESSIONS - 1)
 		{
@@ -134,10 +135,27 @@ sub shrink
 			}
 		}
 	}
-	else { diag 'it did not fail again; this is the whole of it'; }
-	diag "$_" for 'what it takes:', map { line($_, $history) } @{ $history->{ops} };
+	my @shown = @{ $history->{ops} };
+	if ($plan == $whole)
+	{
+		diag 'it did not fail again; this is what it did to the same thing';
+		my ($named) = grep { $wrong[0] =~ /operation $_->{n}\b/ } @shown;
+		@shown = grep { related($_, $named) } @shown if $named;
+	}
+	diag "$_" for 'what it takes:', map { line($_, $history) } @shown;
 	diag "wrong: $_" for @wrong;
 	return;
+}
+
+# Is it about the same key, row, token or event, or of the same transaction?
+sub related
+{
+	my ($op, $named) = @_;
+	for my $thing (qw(key row token event subject tx))
+	{
+		return 1 if defined $op->{$thing} && defined $named->{$thing} && $op->{$thing} eq $named->{$thing};
+	}
+	return 0;
 }
 
 # An operation: when, who, what, and the answer.

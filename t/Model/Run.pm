@@ -235,10 +235,10 @@ sub answered
 	@$op{qw(ret rows error message)} = ($at, @$answer{qw(rows error message)});
 	$op->{cancelled} = $session->{wire}{cancelled};
 	$session->{failed} = $answer->{status} eq 'E';
-	# a cancel may come before COMMIT has begun
+	# a cancel may come before COMMIT or ROLLBACK has begun
 	wrong("operation $op->{n} left transaction status $answer->{status}")
 	  if ($answer->{status} eq 'I') != !!($tx->{alone} || $op->{do} =~ /^(commit|rollback|prepare)$/)
-	  && !($op->{error} && $op->{do} =~ /^(begin|commit|prepare)$/);
+	  && !($op->{error} && $op->{do} =~ /^(begin|commit|rollback|prepare)$/);
 
 	if ($tx->{alone} || $answer->{status} eq 'I')
 	{
