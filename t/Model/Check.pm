@@ -760,6 +760,24 @@ sub check_outbox
 		}
 	}
 
+	# of one key never two at once, whichever was committed first
+	for my $id (sort keys %out)
+	{
+		for my $other (grep { $_ > $id && defined $event{$id}{key} && ($event{$_}{key} // '') eq $event{$id}{key} } keys %out)
+		{
+			for my $a (grep { committed($_->[0]) } @{ $out{$id} })
+			{
+				for my $b (grep { committed($_->[0]) } @{ $out{$other} })
+				{
+					my $both = max(map { $_->[0]{tx}{c_ret} } $a, $b);
+					next if grep { $_->[0]{inv} + 1000 * $_->[0]{lease} <= $both } $a, $b;
+					next if grep { $done->($_) && $_->{inv} <= $both } map { @{ $at{$_} // [] } } $id, $other;
+					say_($b->[0], "event $other while event $id is out since operation $a->[0]{n}");
+				}
+			}
+		}
+	}
+
 	for my $op (grep { $_->{do} =~ /^n?ack$/ && !$_->{error} && !$_->{lost} } @{ $h->{ops} })
 	{
 		my ($take) = map { $_->[0] } grep { $_->[1] == $op->{attempt} } @{ $out{ $op->{event} } // [] };

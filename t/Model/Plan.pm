@@ -106,15 +106,17 @@ sub keys_
 
 sub leases
 {
-	my %key = (key => rand() < 0.8 ? int rand $keys : KEYS + int rand LOCKS);
+	my ($alone) = @_;
+	my %key = (key => rand() < 0.75 ? int rand $keys : KEYS + int rand LOCKS);
 	my %whose = (mine => rand() < 0.75, which => int rand 8);
 	my $kind = rand();
-	return { do => 'lease', %key, lease => pick(0, 2, 5, 20, 1000), request => request(), wait => wait_() } if $kind < 0.4;
-	return { do => 'extend', %key, %whose, lease => pick(0, 5, 20, 1000) } if $kind < 0.5;
-	return { do => 'checkpoint', %key, %whose } if $kind < 0.58;
-	return { do => 'fenced_release', %key, %whose } if $kind < 0.68;
-	return { do => 'guarded', row => int rand ROWS, %whose } if $kind < 0.75;
-	return { do => 'lookup', %key } if $kind < 0.78;
+	return keys_($alone) if $kind < 0.15;	# on the same keys
+	return { do => 'lease', %key, lease => pick(0, 2, 5, 20, 1000), request => request(), wait => wait_() } if $kind < 0.47;
+	return { do => 'extend', %key, %whose, lease => pick(0, 5, 20, 1000) } if $kind < 0.56;
+	return { do => 'checkpoint', %key, %whose } if $kind < 0.64;
+	return { do => 'fenced_release', %key, %whose } if $kind < 0.73;
+	return { do => 'guarded', row => int rand ROWS, mine => rand() < 0.4, which => int rand 8 } if $kind < 0.82;
+	return { do => 'lookup', %key } if $kind < 0.85;
 	return { do => 'fenced_settle', %key, fail => rand() < 0.2, %whose };
 }
 
