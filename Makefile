@@ -62,6 +62,7 @@ ISOLATION = \
 	key_expired \
 	key_isolation \
 	key_mismatch \
+	key_own_write \
 	key_replays \
 	key_wait \
 	lease_takeover \

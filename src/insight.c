@@ -91,7 +91,8 @@ idempotency_key_writer(PG_FUNCTION_ARGS)
 
 /*
  * leased_keys(): the rows of idempotency.keys that are leased, by the index on
- * them, as the transaction's snapshot shows them.  The scan's own snapshot
+ * them, as they stand now: the snapshot of a transaction that wrote over what
+ * it cannot see would show two versions of a row.  The scan's own snapshot
  * takes no predicate lock either, and marks what is dead to everybody, so that
  * the next one does not come by there again.
  */
@@ -110,7 +111,7 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 	rel = idempotency_open_table(&idempotency_keys, AccessShareLock);
 	index = index_open(idempotency_partial_index(&idempotency_keys), AccessShareLock);
 	slot = table_slot_create(rel, NULL);
-	snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	InitNonVacuumableSnapshot(not_dead, GlobalVisTestFor(rel));
 	scan = compat_index_beginscan(rel, index, &not_dead, 0);
 	index_rescan(scan, NULL, 0, NULL, 0);

@@ -501,15 +501,16 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 /*
  * parked() RETURNS SETOF idempotency.outbox
  *
- * What the view parked_events shows: the parked events, as the statement's
- * snapshot has them, but without predicate locks.
+ * What the view parked_events shows: the parked events, as they stand now (the
+ * snapshot of a transaction that wrote over what it cannot see would show two
+ * versions of one), and without predicate locks.
  */
 Datum
 idempotency_parked(PG_FUNCTION_ARGS)
 {
 	Parked		parked = {
 		.result = (ReturnSetInfo *) fcinfo->resultinfo,
-		.snapshot = GetActiveSnapshot(),
+		.snapshot = RegisterSnapshot(GetLatestSnapshot()),
 		.max = PG_INT64_MAX
 	};
 
@@ -517,6 +518,7 @@ idempotency_parked(PG_FUNCTION_ARGS)
 	parked.rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
 	(void) find_parked(&parked);
 	table_close(parked.rel, AccessShareLock);
+	UnregisterSnapshot(parked.snapshot);
 	return (Datum) 0;
 }
 

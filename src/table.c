@@ -182,6 +182,7 @@ static bool is_plain(OwnTable *table, Relation rel);
 static void examine_indexes(OwnTable *table, Relation rel);
 static void forget_verdict(Datum arg, Oid relid);
 pg_noreturn static void not_as_made(OwnTable *table);
+static bool wrote_row(RowAccess *row);
 static bool read_row(RowAccess *row, Snapshot snapshot);
 static IndexScanDesc begin_scan(RowAccess *row, Snapshot snapshot);
 static void look(RowAccess *row);
@@ -339,11 +340,16 @@ idempotency_unlock_row(RowAccess *row)
  * Look without lock or wait at what the transaction may see: the rows of its
  * snapshot and its own.  For lookups, and for a standby, where an uncommitted
  * row is absent.
+ *
+ * A writer judges what is newest, so under REPEATABLE READ it may have written
+ * over a version that its snapshot does not show.  That snapshot still shows
+ * the version before; what we wrote is what counts.
  */
 bool
 idempotency_read_row(RowAccess *row)
 {
-	return read_row(row, GetTransactionSnapshot());
+	return read_row(row, IsolationUsesXactSnapshot() && wrote_row(row) ?
+					SnapshotSelf : GetTransactionSnapshot());
 }
 
 /* The same of what is committed by now, whatever the isolation level. */
@@ -575,13 +581,38 @@ not_as_made(OwnTable *table)
 			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, columns that are NOT NULL, have a default or are of a domain) and restore its primary key, or create the extension again.")));
 }
 
+/* Did this transaction write or delete a version of the row? */
+static bool
+wrote_row(RowAccess *row)
+{
+	IndexScanDesc scan;
+	bool		ours = false;
+
+	if (!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		return false;
+
+	scan = begin_scan(row, SnapshotAny);
+	while (!ours && index_getnext_slot(scan, ForwardScanDirection, row->slot))
+	{
+		HeapTupleHeader tuple = header(row);
+
+		ours = idempotency_row_is_ours(row) ||
+			(!(tuple->t_infomask & HEAP_XMAX_INVALID) &&
+			 !HEAP_XMAX_IS_LOCKED_ONLY(tuple->t_infomask) &&
+			 TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(tuple)));
+	}
+	index_endscan(scan);
+	return ours;
+}
+
 static bool
 read_row(RowAccess *row, Snapshot snapshot)
 {
 	IndexScanDesc scan;
 	bool		found = false;
 
-	snapshot = RegisterSnapshot(snapshot);
+	if (IsMVCCSnapshot(snapshot))
+		snapshot = RegisterSnapshot(snapshot);
 	scan = begin_scan(row, SnapshotAny);
 
 	/* SnapshotAny and a check of our own, since that takes no predicate lock */
@@ -589,7 +620,8 @@ read_row(RowAccess *row, Snapshot snapshot)
 		found = table_tuple_satisfies_snapshot(row->rel, row->slot, snapshot);
 
 	index_endscan(scan);
-	UnregisterSnapshot(snapshot);
+	if (IsMVCCSnapshot(snapshot))
+		UnregisterSnapshot(snapshot);
 	return found;
 }
 
