@@ -23,7 +23,7 @@ use constant {
 	LONG => 3600_000_000,		# ttl in microseconds, of all keys but
 	SHORT => 20_000,			# those with number 2
 	FOREVER => 9e18,
-	PATIENCE => 20				# seconds until a history counts as stuck
+	PATIENCE => 60				# seconds until a history counts as stuck
 };
 
 our $serial = 0;	# the last n
