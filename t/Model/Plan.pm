@@ -100,6 +100,7 @@ sub keys_
 	  : { do => 'settle', %key, held => 1, fail => rand() < 0.2 }
 	  if rand() < 0.9;
 	push @steps, { do => 'rollback_to', depth => 0 } if rand() < 0.1;
+	push @steps, { do => 'lookup', %key } if rand() < 0.15;
 	push @steps, { do => 'claim', %key, request => request(), wait => wait_() } if rand() < 0.15;
 	return @steps;
 }
