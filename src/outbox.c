@@ -535,7 +535,10 @@ Datum
 idempotency_outbox_counts(PG_FUNCTION_ARGS)
 {
 	EventCounts sample = {.oldest = DT_NOEND};
-	Parked		parked = {.snapshot = SnapshotSelf, .max = MAX_LOOKED};
+	Parked		parked = {
+		.snapshot = SnapshotSelf,
+		.max = MAX_LOOKED
+	};
 	TimestampTz oldest = DT_NOEND;
 	TupleDesc	desc;
 	Relation	rel;
