@@ -682,7 +682,7 @@ sub drain
 	$found->{delivered} = [];
 	my $topic = "'r$h->{round}'";
 	my $until = Time::HiRes::time() + PATIENCE;
-	my $left = "SELECT count(*) FROM idempotency.outbox_events() WHERE topic = $topic AND state <> 'a'";
+	my $left = "SELECT count(*) FROM idempotency.outbox WHERE topic = $topic AND state <> 'a'";
 	return unless grep { $_->{do} eq 'emit' } @{ $h->{ops} };
 	while ($control->ask($left)->[0][0] > 0)
 	{
