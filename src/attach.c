@@ -50,7 +50,7 @@ static void keep_trigger(Relation rel, bool wanted, const char *name,
 						 const char *events, int16 type);
 static char *free_trigger_name(Relation rel, const char *name);
 static Datum state_names(const Machine *machine);
-static SPIPlanPtr prepare(const char *query, int nargs, Oid * types);
+static SPIPlanPtr prepare(const char *query, int nargs, Oid *types);
 static char *quoted_column(Relation rel, AttrNumber column);
 pg_noreturn static void refuse(const char *message, const char *hint);
 
@@ -116,8 +116,8 @@ idempotency_detach_machine(PG_FUNCTION_ARGS)
 	AttrNumber	column;
 	Relation	rel = idempotency_open_owned(fcinfo, &column);
 
-	const		Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
-															column, 0);
+	const Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
+													  column, 0);
 
 	if (trigger == NULL)
 		ereport(ERROR,
@@ -236,7 +236,7 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
  * does: no writer is under way, and none begins before we commit.
  */
 Relation
-idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber * column)
+idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 {
 	Oid			relid;
 	Relation	rel;
@@ -345,7 +345,7 @@ idempotency_check_bigint(Relation rel, AttrNumber column)
  * A trigger that calls our function, or NULL: with that column as its list, or
  * without a list if column is 0; of that tgtype, or of any if type is 0.
  */
-const		Trigger *
+const Trigger *
 idempotency_find_trigger(Relation rel, const char *function, AttrNumber column,
 						 int16 type)
 {
@@ -353,7 +353,7 @@ idempotency_find_trigger(Relation rel, const char *function, AttrNumber column,
 
 	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
 	{
-		const		Trigger *trigger = &rel->trigdesc->triggers[i];
+		const Trigger *trigger = &rel->trigdesc->triggers[i];
 
 		if (trigger->tgfoid == oid &&
 			(type == 0 || trigger->tgtype == type) &&
@@ -387,7 +387,7 @@ idempotency_create_trigger(Relation rel, const char *name, const char *events,
 
 /* Drop a trigger as the caller. */
 void
-idempotency_drop_trigger(Relation rel, const Trigger * trigger)
+idempotency_drop_trigger(Relation rel, const Trigger *trigger)
 {
 	char	   *command = psprintf("DROP TRIGGER %s ON %s",
 								   quote_identifier(trigger->tgname),
@@ -400,7 +400,7 @@ idempotency_drop_trigger(Relation rel, const Trigger * trigger)
 }
 
 /* The name for use in a command, whatever the search_path. */
-char	   *
+char *
 idempotency_quoted_name(Relation rel)
 {
 	return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
@@ -537,8 +537,8 @@ static void
 keep_trigger(Relation rel, bool wanted, const char *name, const char *events,
 			 int16 type)
 {
-	const		Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
-															InvalidAttrNumber, type);
+	const Trigger *trigger = idempotency_find_trigger(rel, "guard_state",
+													  InvalidAttrNumber, type);
 
 	if (wanted && trigger == NULL)
 		idempotency_create_trigger(rel, name, events, InvalidAttrNumber,
@@ -580,7 +580,7 @@ state_names(const Machine *machine)
 }
 
 static SPIPlanPtr
-prepare(const char *query, int nargs, Oid * types)
+prepare(const char *query, int nargs, Oid *types)
 {
 	SPIPlanPtr	plan = SPI_prepare(query, nargs, types);
 

@@ -74,28 +74,28 @@ static SPIPlanPtr log_plan = NULL;
 
 PG_FUNCTION_INFO_V1(idempotency_guard_state);
 
-static void guard_insert(TriggerData * trigdata, const TableInfo *table,
+static void guard_insert(TriggerData *trigdata, const TableInfo *table,
 						 const Guard *guard);
-static void guard_update(TriggerData * trigdata, const TableInfo *table,
+static void guard_update(TriggerData *trigdata, const TableInfo *table,
 						 const Guard *guard);
-static void judge_move(TriggerData * trigdata, const TableInfo *table,
-					   const Guard *guard, TupleTableSlot * slot,
+static void judge_move(TriggerData *trigdata, const TableInfo *table,
+					   const Guard *guard, TupleTableSlot *slot,
 					   NameRef from, NameRef to);
-static const AskedMove *asked_move(TriggerData * trigdata, const Guard *guard,
-								   TupleTableSlot * slot);
-static const char *state_column(TriggerData * trigdata, const Guard *guard);
-static NameRef slot_state(const Guard *guard, TupleTableSlot * slot);
+static const AskedMove *asked_move(TriggerData *trigdata, const Guard *guard,
+								   TupleTableSlot *slot);
+static const char *state_column(TriggerData *trigdata, const Guard *guard);
+static NameRef slot_state(const Guard *guard, TupleTableSlot *slot);
 static bool same_name(NameRef a, NameRef b);
-static void remember_moving_row(TriggerData * trigdata, const Guard *guard);
-static bool take_moving_row(TriggerData * trigdata, const Guard *guard,
+static void remember_moving_row(TriggerData *trigdata, const Guard *guard);
+static bool take_moving_row(TriggerData *trigdata, const Guard *guard,
 							NameRef *from);
-static Oid root_of(Relation rel);
-static HeapTupleHeader header_of(TupleTableSlot * slot);
-static void log_move(TriggerData * trigdata, const TableInfo *table,
-					 const Guard *guard, TupleTableSlot * slot,
+static Oid	root_of(Relation rel);
+static HeapTupleHeader header_of(TupleTableSlot *slot);
+static void log_move(TriggerData *trigdata, const TableInfo *table,
+					 const Guard *guard, TupleTableSlot *slot,
 					 NameRef from, NameRef to, const char *event);
 static Datum row_id(const TableInfo *table, Relation rel,
-					TupleTableSlot * slot);
+					TupleTableSlot *slot);
 pg_noreturn static void protocol_violated(void);
 
 /* The trigger function; see the head of this file. */
@@ -146,7 +146,7 @@ idempotency_guard_state(PG_FUNCTION_ARGS)
 
 /* A new row must begin in an initial state, unless it comes from next door. */
 static void
-guard_insert(TriggerData * trigdata, const TableInfo *table, const Guard *guard)
+guard_insert(TriggerData *trigdata, const TableInfo *table, const Guard *guard)
 {
 	TupleTableSlot *slot = trigdata->tg_trigslot;
 	NameRef		state = slot_state(guard, slot);
@@ -176,7 +176,7 @@ guard_insert(TriggerData * trigdata, const TableInfo *table, const Guard *guard)
 
 /* A row that keeps its state may do so, also one that is not on the graph. */
 static void
-guard_update(TriggerData * trigdata, const TableInfo *table, const Guard *guard)
+guard_update(TriggerData *trigdata, const TableInfo *table, const Guard *guard)
 {
 	TupleTableSlot *slot = trigdata->tg_newslot;
 	Form_pg_attribute attr = TupleDescAttr(slot->tts_tupleDescriptor,
@@ -199,8 +199,8 @@ guard_update(TriggerData * trigdata, const TableInfo *table, const Guard *guard)
  * whose data is NULL is a null state, with which nothing begins or ends.
  */
 static void
-judge_move(TriggerData * trigdata, const TableInfo *table, const Guard *guard,
-		   TupleTableSlot * slot, NameRef from, NameRef to)
+judge_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
+		   TupleTableSlot *slot, NameRef from, NameRef to)
 {
 	const AskedMove *asked = asked_move(trigdata, guard, slot);
 	const Machine *machine;
@@ -253,7 +253,7 @@ judge_move(TriggerData * trigdata, const TableInfo *table, const Guard *guard,
  * that a trigger runs meanwhile has another one.
  */
 static const AskedMove *
-asked_move(TriggerData * trigdata, const Guard *guard, TupleTableSlot * slot)
+asked_move(TriggerData *trigdata, const Guard *guard, TupleTableSlot *slot)
 {
 	const AskedMove *asked = idempotency_asked_move;
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(trigdata->tg_relation),
@@ -272,23 +272,21 @@ asked_move(TriggerData * trigdata, const Guard *guard, TupleTableSlot * slot)
 
 /* The state column's name, which is the same in every partition. */
 static const char *
-state_column(TriggerData * trigdata, const Guard *guard)
+state_column(TriggerData *trigdata, const Guard *guard)
 {
 	return NameStr(TupleDescAttr(RelationGetDescr(trigdata->tg_relation),
 								 guard->column - 1)->attname);
 }
 
 static NameRef
-slot_state(const Guard *guard, TupleTableSlot * slot)
+slot_state(const Guard *guard, TupleTableSlot *slot)
 {
 	bool		isnull;
 	Datum		state = slot_getattr(slot, guard->column, &isnull);
+	NameRef		none = {NULL, 0};
 
 	if (isnull)
-		return (NameRef)
-	{
-		NULL, 0
-	};
+		return none;
 	return idempotency_state_name(guard->kind, state);
 }
 
@@ -305,7 +303,7 @@ same_name(NameRef a, NameRef b)
  * the INSERT there, the very next event of this machine.
  */
 static void
-remember_moving_row(TriggerData * trigdata, const Guard *guard)
+remember_moving_row(TriggerData *trigdata, const Guard *guard)
 {
 	HeapTupleHeader header = header_of(trigdata->tg_trigslot);
 	NameRef		state;
@@ -336,7 +334,7 @@ remember_moving_row(TriggerData * trigdata, const Guard *guard)
 
 /* INSERT in a partition: did the row come from another one?  With what state? */
 static bool
-take_moving_row(TriggerData * trigdata, const Guard *guard, NameRef *from)
+take_moving_row(TriggerData *trigdata, const Guard *guard, NameRef *from)
 {
 	CommandId	command = HeapTupleHeaderGetCmin(header_of(trigdata->tg_trigslot));
 	Oid			root = root_of(trigdata->tg_relation);
@@ -377,7 +375,7 @@ root_of(Relation rel)
 }
 
 static HeapTupleHeader
-header_of(TupleTableSlot * slot)
+header_of(TupleTableSlot *slot)
 {
 	bool		should_free;
 
@@ -390,8 +388,8 @@ header_of(TupleTableSlot * slot)
  * our table's owner, so that a writer needs no grant of ours.
  */
 static void
-log_move(TriggerData * trigdata, const TableInfo *table, const Guard *guard,
-		 TupleTableSlot * slot, NameRef from, NameRef to, const char *event)
+log_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
+		 TupleTableSlot *slot, NameRef from, NameRef to, const char *event)
 {
 	Oid			types[8] = {TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID,
 	TEXTOID, TIMESTAMPTZOID, TEXTOID};
@@ -442,7 +440,7 @@ log_move(TriggerData * trigdata, const TableInfo *table, const Guard *guard,
 
 /* The primary key as jsonb: its value, or for several columns an object. */
 static Datum
-row_id(const TableInfo *table, Relation rel, TupleTableSlot * slot)
+row_id(const TableInfo *table, Relation rel, TupleTableSlot *slot)
 {
 	LOCAL_FCINFO(fcinfo, 2 * INDEX_MAX_KEYS);
 	int			nargs = 0;

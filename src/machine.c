@@ -72,9 +72,9 @@ typedef struct CachedMachine
 } CachedMachine;
 
 static MemoryContext machines_context = NULL;
-static HTAB * machines = NULL;
+static HTAB *machines = NULL;
 static bool machines_valid = false;
-static Oid machines_relid = InvalidOid;
+static Oid	machines_relid = InvalidOid;
 
 PG_FUNCTION_INFO_V1(idempotency_define_machine);
 PG_FUNCTION_INFO_V1(idempotency_drop_machine);
@@ -83,22 +83,22 @@ PG_FUNCTION_INFO_V1(idempotency_machines_changed);
 
 static char *name_argument(FunctionCallInfo fcinfo);
 static void write_as_owner(Relation rel, const char *command, int nargs,
-						   Oid * types, Datum * values);
+						   Oid *types, Datum *values);
 static void refuse_if_attached(const char *name);
 static Machine *load_machine(const char *name);
 static void forget_machines(Datum arg, Oid relid);
-static Machine *parse_machine(JsonbContainer * definition);
-static void parse_initial(Machine *machine, JsonbContainer * definition);
-static void parse_transitions(Machine *machine, JsonbContainer * transitions);
-static void add_edge(Machine *machine, int source, const JsonbValue * event,
-					 const JsonbValue * target);
-static int	intern_state(Machine *machine, const JsonbValue * name);
-static int	intern_event(Machine *machine, const JsonbValue * name);
-static NameRef checked_name(const char *kind, const JsonbValue * value);
-static bool is_object(const JsonbValue * value);
-static bool is_array(const JsonbValue * value);
+static Machine *parse_machine(JsonbContainer *definition);
+static void parse_initial(Machine *machine, JsonbContainer *definition);
+static void parse_transitions(Machine *machine, JsonbContainer *transitions);
+static void add_edge(Machine *machine, int source, const JsonbValue *event,
+					 const JsonbValue *target);
+static int	intern_state(Machine *machine, const JsonbValue *name);
+static int	intern_event(Machine *machine, const JsonbValue *name);
+static NameRef checked_name(const char *kind, const JsonbValue *value);
+static bool is_object(const JsonbValue *value);
+static bool is_array(const JsonbValue *value);
 static void check_graph(const Machine *machine, bool cyclic);
-static Bitmapset * reachable(const Machine *machine, Bitmapset * from);
+static Bitmapset *reachable(const Machine *machine, Bitmapset *from);
 static void append_state_id(StringInfo buf, const Machine *machine, int state);
 static bool plain_in_mermaid(const Machine *machine, int state);
 static void append_escaped(StringInfo buf, NameRef name);
@@ -380,8 +380,8 @@ name_argument(FunctionCallInfo fcinfo)
  * types, so that no code of the caller's runs meanwhile.
  */
 static void
-write_as_owner(Relation rel, const char *command, int nargs, Oid * types,
-			   Datum * values)
+write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
+			   Datum *values)
 {
 	Oid			save_user;
 	int			save_context;
@@ -553,7 +553,7 @@ forget_machines(Datum arg, Oid relid)
  *		{"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}
  */
 static Machine *
-parse_machine(JsonbContainer * definition)
+parse_machine(JsonbContainer *definition)
 {
 	Machine    *machine = palloc0(sizeof(Machine));
 	JsonbIterator *it;
@@ -590,7 +590,7 @@ parse_machine(JsonbContainer * definition)
 
 /* The member "initial": one name or a list of them. */
 static void
-parse_initial(Machine *machine, JsonbContainer * definition)
+parse_initial(Machine *machine, JsonbContainer *definition)
 {
 	JsonbValue *initial = getKeyJsonValueFromContainer(definition, "initial", 7,
 													   NULL);
@@ -620,7 +620,7 @@ parse_initial(Machine *machine, JsonbContainer * definition)
 
 /* The member "transitions": each state's edges, with event names or without. */
 static void
-parse_transitions(Machine *machine, JsonbContainer * transitions)
+parse_transitions(Machine *machine, JsonbContainer *transitions)
 {
 	JsonbIterator *states = JsonbIteratorInit(transitions);
 	JsonbIteratorToken token;
@@ -658,8 +658,8 @@ parse_transitions(Machine *machine, JsonbContainer * transitions)
 
 /* event is NULL for an edge without a name. */
 static void
-add_edge(Machine *machine, int source, const JsonbValue * event,
-		 const JsonbValue * target)
+add_edge(Machine *machine, int source, const JsonbValue *event,
+		 const JsonbValue *target)
 {
 	MachineEdge edge = {.event = -1};
 	MachineState *state;
@@ -689,7 +689,7 @@ add_edge(Machine *machine, int source, const JsonbValue * event,
 
 /* The number of a state, a new one if it is met for the first time. */
 static int
-intern_state(Machine *machine, const JsonbValue * value)
+intern_state(Machine *machine, const JsonbValue *value)
 {
 	NameRef		name = checked_name("state", value);
 	bool		found;
@@ -713,7 +713,7 @@ intern_state(Machine *machine, const JsonbValue * value)
 
 /* The same for an event. */
 static int
-intern_event(Machine *machine, const JsonbValue * value)
+intern_event(Machine *machine, const JsonbValue *value)
 {
 	NameRef		name = checked_name("event", value);
 	bool		found;
@@ -736,7 +736,7 @@ intern_event(Machine *machine, const JsonbValue * value)
 }
 
 static NameRef
-checked_name(const char *kind, const JsonbValue * value)
+checked_name(const char *kind, const JsonbValue *value)
 {
 	if (value->type != jbvString)
 		invalid_definition(psprintf("The name of each %s must be a string.",
@@ -751,14 +751,14 @@ checked_name(const char *kind, const JsonbValue * value)
 }
 
 static bool
-is_object(const JsonbValue * value)
+is_object(const JsonbValue *value)
 {
 	return value->type == jbvBinary &&
 		JsonContainerIsObject(value->val.binary.data);
 }
 
 static bool
-is_array(const JsonbValue * value)
+is_array(const JsonbValue *value)
 {
 	return value->type == jbvBinary &&
 		JsonContainerIsArray(value->val.binary.data);
@@ -813,7 +813,7 @@ check_graph(const Machine *machine, bool cyclic)
 
 /* Where rows can get from the given states, these included; scribbles on it. */
 static Bitmapset *
-reachable(const Machine *machine, Bitmapset * from)
+reachable(const Machine *machine, Bitmapset *from)
 {
 	Bitmapset  *todo = bms_copy(from);
 	int			state;

@@ -39,7 +39,7 @@ typedef struct CachedTable
 	TableInfo  *info;			/* NULL: none, or reading it failed */
 } CachedTable;
 
-static HTAB * tables = NULL;
+static HTAB *tables = NULL;
 
 static TableInfo *read_table(Relation rel);
 static void read_triggers(Relation rel, TableInfo *info);
@@ -154,7 +154,7 @@ idempotency_trigger_function(const char *name)
 
 /* How values of a type hold a state; *base is the type below any domain. */
 StateKind
-idempotency_state_kind(Oid type, Oid * base)
+idempotency_state_kind(Oid type, Oid *base)
 {
 	*base = getBaseType(type);
 	if (*base == TEXTOID || *base == VARCHAROID)

@@ -79,7 +79,7 @@ typedef struct CachedPlans
 	KeptPlan   *plans;
 } CachedPlans;
 
-static HTAB * plan_cache = NULL;
+static HTAB *plan_cache = NULL;
 
 PG_FUNCTION_INFO_V1(idempotency_transition);
 PG_FUNCTION_INFO_V1(idempotency_fire);
@@ -88,7 +88,7 @@ pg_noreturn static void read_only(void);
 static void read_key(GuardedUpdate *update, Oid type, Datum id);
 static char *example_of_id(const GuardedUpdate *update);
 static Datum key_from_value(const KeyColumn *key, Oid type, Datum value);
-static Datum key_from_json(const KeyColumn *key, const JsonbValue * value);
+static Datum key_from_json(const KeyColumn *key, const JsonbValue *value);
 static void open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg);
 static NameRef name_argument(const Guard *guard, FunctionCallInfo fcinfo,
 							 int arg);
@@ -104,7 +104,7 @@ static bool look(GuardedUpdate *update, PlanKind kind);
 static void check_stored(const GuardedUpdate *update);
 static void execute(GuardedUpdate *update, PlanKind kind,
 					const AskedMove *asked);
-static int	run_plan(KeptPlan *kept, Datum * values, const AskedMove *asked);
+static int	run_plan(KeptPlan *kept, Datum *values, const AskedMove *asked);
 static KeptPlan *get_plan(GuardedUpdate *update, PlanKind kind);
 static SPIPlanPtr build_plan(GuardedUpdate *update, PlanKind kind);
 static void append_where(StringInfo buf, const GuardedUpdate *update);
@@ -113,7 +113,7 @@ static void append_changes(StringInfo buf, const GuardedUpdate *update,
 static const char *column_name(const GuardedUpdate *update, AttrNumber column);
 static NameRef datum_name(const GuardedUpdate *update, Datum state);
 static bool same_name(NameRef a, NameRef b);
-static text * name_as_text(NameRef name);
+static text *name_as_text(NameRef name);
 
 static const char *const outcome_names[] = {
 	[UPDATE_APPLIED] = "applied",
@@ -437,7 +437,7 @@ key_from_value(const KeyColumn *key, Oid type, Datum value)
 
 /* A JSON scalar as a value of the key's type. */
 static Datum
-key_from_json(const KeyColumn *key, const JsonbValue * value)
+key_from_json(const KeyColumn *key, const JsonbValue *value)
 {
 	char	   *string;
 
@@ -790,7 +790,7 @@ execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
 
 /* The innermost asked move is known while the statement runs, triggers and all. */
 static int
-run_plan(KeptPlan *kept, Datum * values, const AskedMove *asked)
+run_plan(KeptPlan *kept, Datum *values, const AskedMove *asked)
 {
 	const AskedMove *outer = idempotency_asked_move;
 	int			result = 0;
