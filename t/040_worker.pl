@@ -145,6 +145,22 @@ for my $i (1 .. 2)
 	sql('postgres', 'DROP DATABASE copy');
 }
 pass('databases are copied and dropped meanwhile');
+
+# a worker that has much to do leaves in the middle of it
+my $some = 0;
+for (my $try = 0; $try < 20 && !$some; $try++)
+{
+	sql('one', q{
+		INSERT INTO idempotency.keys (created_at, expires_at, status, scope, key)
+		SELECT now(), '-infinity', 'c', 'many', i::text FROM generate_series(1, 200000) i ON CONFLICT DO NOTHING});
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idempotency purge worker' AND datname = 'one'");
+	sql('postgres', 'CREATE DATABASE copy TEMPLATE one');
+	$some = sql('copy', "SELECT count(*) BETWEEN 1 AND 199999 FROM idempotency.keys WHERE scope = 'many'") eq 't';
+	sql('postgres', 'DROP DATABASE copy');
+}
+ok($some, 'a copy was made before all was purged');
+ok($node->poll_query_until('one', $empty =~ s/= 0/= 1/r), 'and the rest goes afterwards');
 sql('three', $fill);
 sql('postgres', 'DROP DATABASE three');
 pass('a database that is being purged can be dropped');
