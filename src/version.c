@@ -122,12 +122,13 @@ idempotency_guard_version(PG_FUNCTION_ARGS)
 
 	if (trigdata->tg_trigger->tgnattr == 0)
 	{
+		int			replaced = column;
+
 		new = Int64GetDatum(next_version(old));
 		isnull = false;
 		return PointerGetDatum(heap_modify_tuple_by_cols(trigdata->tg_newtuple,
 														 RelationGetDescr(trigdata->tg_relation),
-														 1, (int[]) {column},
-														 &new, &isnull));
+														 1, &replaced, &new, &isnull));
 	}
 
 	new = slot_getattr(trigdata->tg_newslot, column, &isnull);
