@@ -78,7 +78,6 @@ idempotency_attach_machine(PG_FUNCTION_ARGS)
 
 	/* Until we commit: keeps drop_machine() out, or waits for it. */
 	machines = table_open(idempotency_own_relation("machines"), RowShareLock);
-	AcceptInvalidationMessages();
 	idempotency_find_machine(machine);
 	table_close(machines, NoLock);
 

@@ -110,8 +110,6 @@ idempotency_guard_state(PG_FUNCTION_ARGS)
 		!TRIGGER_FIRED_FOR_ROW(trigdata->tg_event))
 		protocol_violated();
 
-	/* A machine that was replaced must be seen in a running transaction. */
-	AcceptInvalidationMessages();
 	table = idempotency_table_info(trigdata->tg_relation);
 
 	if (trigdata->tg_trigger->tgnattr == 1)

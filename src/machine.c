@@ -268,7 +268,8 @@ idempotency_machines_changed(PG_FUNCTION_ARGS)
 /*
  * The machine of that name, from the cache or the table; IK007 if there is
  * none.  Good until the end of the transaction.  The newest committed
- * definition counts, whatever the caller's snapshot.
+ * definition counts, whatever the caller's snapshot, also for a transaction
+ * that began before.
  */
 const Machine *
 idempotency_find_machine(const char *name)
@@ -276,6 +277,7 @@ idempotency_find_machine(const char *name)
 	CachedMachine *cached;
 	bool		found;
 
+	AcceptInvalidationMessages();
 	if (!machines_valid)
 	{
 		HASHCTL		ctl = {.keysize = MAX_NAME + 1,.entrysize = sizeof(CachedMachine)};

@@ -185,12 +185,12 @@ static TimestampTz expiry(TimestampTz issued_at, const Interval *ttl);
 static void write_token(Token *token, const TokenKey *key);
 static bool read_token(Token *token, const text *encoded);
 static bool is_genuine(const Token *token);
-static bool is_stale(const Token *token);
+static bool is_stale(const Token *token, TimestampTz now);
 static TokenStatus look_at_token(Token *token);
 static TokenStatus mark_token(Token *token, bool revoke, TimestampTz give_up,
 							  const char *function);
 static TokenStatus judge_marked(Token *token, RowAccess *row);
-static TokenStatus judge_unmarked(const Token *token, TimestampTz *now);
+static TokenStatus judge_unmarked(const Token *token, TimestampTz now);
 static TimestampTz end_of(const Token *token);
 static Datum token_result(FunctionCallInfo fcinfo, const Token *token,
 						  TokenStatus status);
@@ -211,6 +211,7 @@ static void make_id(pg_uuid_t *id);
 static void random_bytes(void *buffer, int len);
 static text *base64url(const void *bytes, int len);
 static int	from_base64url(const text *encoded, void *bytes);
+static void replace_byte(char *chars, int len, char from, char to);
 
 /*
  * issue_token(subject, purpose, ttl, payload): a new token; writes nothing.
@@ -616,10 +617,10 @@ is_genuine(const Token *token)
 
 /* Is its mark, if it had one, past retention? */
 static bool
-is_stale(const Token *token)
+is_stale(const Token *token, TimestampTz now)
 {
 	return token->expires_at + idempotency_token_retention * USECS_PER_SEC <=
-		GetCurrentTimestamp();
+		now;
 }
 
 /* What is the token's status, as far as it is committed or our own doing? */
@@ -628,18 +629,18 @@ look_at_token(Token *token)
 {
 	RowAccess	row;
 	TokenStatus status;
-	TimestampTz now;
+	TimestampTz now = GetCurrentTimestamp();
 
 	if (!is_genuine(token))
 		return TOKEN_INVALID;
-	if (is_stale(token))
+	if (is_stale(token, now))
 		return TOKEN_STALE;
 
 	open_mark(&row, token, AccessShareLock);
 	if (idempotency_read_newest_row(&row))
 		status = judge_marked(token, &row);
 	else
-		status = judge_unmarked(token, &now);
+		status = judge_unmarked(token, now);
 	idempotency_close_row(&row);
 	return status;
 }
@@ -656,7 +657,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 {
 	RowAccess	row;
 	TokenStatus status;
-	TimestampTz now = 0;
+	TimestampTz now;
 
 	if (IsInParallelMode())
 		PreventCommandIfParallelMode(function);
@@ -672,12 +673,13 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 	open_mark(&row, token, RowExclusiveLock);
 	for (;;)
 	{
+		now = GetCurrentTimestamp();
 		if (!is_genuine(token))
 		{
 			status = TOKEN_INVALID;
 			break;
 		}
-		if (is_stale(token))
+		if (is_stale(token, now))
 		{
 			status = TOKEN_STALE;
 			break;
@@ -689,7 +691,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 		}
 		if (row.state == ROW_ABSENT && row.locked)
 		{
-			status = judge_unmarked(token, &now);
+			status = judge_unmarked(token, now);
 			break;
 		}
 		if (!idempotency_wait_for_row(&row, give_up))
@@ -728,14 +730,13 @@ judge_marked(Token *token, RowAccess *row)
 	return TOKEN_USED;
 }
 
-/* The status of a token that has no mark, and the moment that it is about. */
+/* The status that a token without a mark has now. */
 static TokenStatus
-judge_unmarked(const Token *token, TimestampTz *now)
+judge_unmarked(const Token *token, TimestampTz now)
 {
-	*now = GetCurrentTimestamp();
 	if (token->generation < current_generation(token))
 		return TOKEN_REVOKED;
-	if (*now >= end_of(token))
+	if (now >= end_of(token))
 		return TOKEN_EXPIRED;
 	return TOKEN_VALID;
 }
@@ -1068,13 +1069,8 @@ base64url(const void *bytes, int len)
 	if (pg_b64_encode(bytes, len, chars, size) < 0)
 		elog(ERROR, "could not encode token");
 	size = ENCODED_SIZE(len);
-	for (int i = 0; i < size; i++)
-	{
-		if (chars[i] == '+')
-			chars[i] = '-';
-		else if (chars[i] == '/')
-			chars[i] = '_';
-	}
+	replace_byte(chars, size, '+', '-');
+	replace_byte(chars, size, '/', '_');
 	SET_VARSIZE(encoded, VARHDRSZ + size);
 	return encoded;
 }
@@ -1091,24 +1087,13 @@ from_base64url(const text *encoded, void *bytes)
 	char	   *plain = palloc(len + 3);
 	int			padded = len;
 
-	for (int i = 0; i < len; i++)
-	{
-		switch (chars[i])
-		{
-			case '-':
-				plain[i] = '+';
-				break;
-			case '_':
-				plain[i] = '/';
-				break;
-			case '+':
-			case '/':
-			case '=':
-				return -1;
-			default:			/* pg_b64_decode() knows what else there is */
-				plain[i] = chars[i];
-		}
-	}
+	/* pg_b64_decode() knows what else there is */
+	if (memchr(chars, '+', len) || memchr(chars, '/', len) ||
+		memchr(chars, '=', len))
+		return -1;
+	memcpy(plain, chars, len);
+	replace_byte(plain, len, '-', '+');
+	replace_byte(plain, len, '_', '/');
 
 	/* 2 or 3 characters at the end leave 4 or 2 bits unused: they are 0 */
 	if (len % 4 == 1 ||
@@ -1120,4 +1105,13 @@ from_base64url(const text *encoded, void *bytes)
 	if (pg_b64_decode(plain, padded, bytes, len) < 0)
 		return -1;
 	return len * 3 / 4;
+}
+
+static void
+replace_byte(char *chars, int len, char from, char to)
+{
+	char	   *end = chars + len;
+
+	for (char *c = chars; (c = memchr(c, from, end - c)) != NULL; c++)
+		*c = to;
 }
