@@ -46,7 +46,7 @@ SELECT max(loops::int) FROM jsonb_path_query(explained('SELECT * FROM idempotenc
 UPDATE idempotency.outbox SET state = 'p', due = 'infinity' WHERE id <= 4000 OR id > 7000;
 INSERT INTO idempotency.outbox (id, due, emitted_at, attempt, tries, state, topic)
 SELECT -i, 'infinity', now(), 1, 1, 'p', 'insight' FROM generate_series(1, 20000) i;
-SELECT depth BETWEEN 2600 AND 3400 AS about, depth_estimate, now() - oldest BETWEEN '0' AND '1 h' AS within, oldest_estimate, parked BETWEEN 22000 AND 28000 AS about, parked_estimate
+SELECT depth BETWEEN 2600 AND 3400 AS about, depth_estimate, now() - oldest BETWEEN '0' AND '1 day' AS within, oldest_estimate, parked BETWEEN 22000 AND 28000 AS about, parked_estimate
 FROM idempotency.outbox_counts();
 SELECT blocks('SELECT * FROM idempotency.outbox_counts()') < 25000 AS bounded;
 
