@@ -185,12 +185,12 @@ static TimestampTz expiry(TimestampTz issued_at, const Interval *ttl);
 static void write_token(Token *token, const TokenKey *key);
 static bool read_token(Token *token, const text *encoded);
 static bool is_genuine(const Token *token);
-static bool is_stale(const Token *token, TimestampTz now);
+static bool is_stale(const Token *token);
 static TokenStatus look_at_token(Token *token);
 static TokenStatus mark_token(Token *token, bool revoke, TimestampTz give_up,
 							  const char *function);
 static TokenStatus judge_marked(Token *token, RowAccess *row);
-static TokenStatus judge_unmarked(const Token *token, TimestampTz now);
+static TokenStatus judge_unmarked(const Token *token, TimestampTz *now);
 static TimestampTz end_of(const Token *token);
 static Datum token_result(FunctionCallInfo fcinfo, const Token *token,
 						  TokenStatus status);
@@ -617,10 +617,10 @@ is_genuine(const Token *token)
 
 /* Is its mark, if it had one, past retention? */
 static bool
-is_stale(const Token *token, TimestampTz now)
+is_stale(const Token *token)
 {
 	return token->expires_at + idempotency_token_retention * USECS_PER_SEC <=
-		now;
+		GetCurrentTimestamp();
 }
 
 /* What is the token's status, as far as it is committed or our own doing? */
@@ -629,18 +629,18 @@ look_at_token(Token *token)
 {
 	RowAccess	row;
 	TokenStatus status;
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now;
 
 	if (!is_genuine(token))
 		return TOKEN_INVALID;
-	if (is_stale(token, now))
+	if (is_stale(token))
 		return TOKEN_STALE;
 
 	open_mark(&row, token, AccessShareLock);
 	if (idempotency_read_newest_row(&row))
 		status = judge_marked(token, &row);
 	else
-		status = judge_unmarked(token, now);
+		status = judge_unmarked(token, &now);
 	idempotency_close_row(&row);
 	return status;
 }
@@ -657,7 +657,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 {
 	RowAccess	row;
 	TokenStatus status;
-	TimestampTz now;
+	TimestampTz now = 0;
 
 	if (IsInParallelMode())
 		PreventCommandIfParallelMode(function);
@@ -673,13 +673,12 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 	open_mark(&row, token, RowExclusiveLock);
 	for (;;)
 	{
-		now = GetCurrentTimestamp();
 		if (!is_genuine(token))
 		{
 			status = TOKEN_INVALID;
 			break;
 		}
-		if (is_stale(token, now))
+		if (is_stale(token))
 		{
 			status = TOKEN_STALE;
 			break;
@@ -691,7 +690,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 		}
 		if (row.state == ROW_ABSENT && row.locked)
 		{
-			status = judge_unmarked(token, now);
+			status = judge_unmarked(token, &now);
 			break;
 		}
 		if (!idempotency_wait_for_row(&row, give_up))
@@ -730,13 +729,17 @@ judge_marked(Token *token, RowAccess *row)
 	return TOKEN_USED;
 }
 
-/* The status that a token without a mark has now. */
+/*
+ * The status of a token that has no mark, and the moment that it is about: the
+ * generations' table may have been waited for.
+ */
 static TokenStatus
-judge_unmarked(const Token *token, TimestampTz now)
+judge_unmarked(const Token *token, TimestampTz *now)
 {
 	if (token->generation < current_generation(token))
 		return TOKEN_REVOKED;
-	if (now >= end_of(token))
+	*now = GetCurrentTimestamp();
+	if (*now >= end_of(token))
 		return TOKEN_EXPIRED;
 	return TOKEN_VALID;
 }
