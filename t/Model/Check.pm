@@ -627,6 +627,7 @@ sub check_tokens
 	my %on;
 	push @{ $on{ $_->{token}{text} } }, $_ for grep { $_->{token} } @{ $h->{ops} };
 	my @revoke_all = grep { $_->{do} eq 'revoke_all' && !$_->{error} } @{ $h->{ops} };
+	my @retire = grep { $_->{do} eq 'retire' } @{ $h->{ops} };
 
 	for my $token (@{ $h->{tokens} })
 	{
@@ -644,9 +645,16 @@ sub check_tokens
 			my $want = $op->{do} eq 'revoke' ? 'f' : 'invalid';
 			say_($op, "$op->{rows}[0][0] for another purpose") if $op->{rows}[0][0] ne $want;
 		}
+		# its key is gone: surely, or maybe
+		my $retired = sub { my ($at) = @_; return grep { $_->{inv} > $token->{op}{ret} && $_->{ret} < $at } @retire; };
+		my $maybe_retired = sub { my ($at) = @_; return grep { $_->{ret} > $token->{op}{inv} && $_->{inv} < $at } @retire; };
 		for my $op (grep { !$_->{error} && !$_->{lost} } @ops)
 		{
 			my $status = $op->{rows}[0][0];
+			if (my ($gone) = $retired->(seen_from($op)))
+			{
+				say_($op, "$status, after operation $gone->{n} had retired its key") unless $status =~ /^(invalid|f)$/;
+			}
 			my $own = sub { return grep { $_->{tx} == $op->{tx} && $_->{inv} < $op->{inv} && ($_->{undone} // 9e18) > $op->{inv} && !$_->{error} } @_; };
 			my $from = $op->{do} eq 'check' ? seen_from($op) : $op->{inv};
 			my $used = sub { return grep { counted_before($_, $from) && !$_->{lost} || $own->($_) } @_; };
@@ -674,11 +682,17 @@ sub check_tokens
 				  unless !$h->{exact} || grep { $_->{tx} != $op->{tx} && $_->{do} ne 'check' && at_work($_, $op->{inv}, $op->{ret}) } @ops;
 				say_($op, 'busy, though it could wait') unless defined $op->{wait};
 			}
+			elsif ($status eq 'invalid') { say_($op, 'invalid, and it is not') unless $maybe_retired->($op->{ret}); }
 			elsif ($status ne 'f') { say_($op, "status $status"); }
 		}
 
 		# given back on rollback, and not otherwise
 		my $finally = $token->{finally};
+		if ($maybe_retired->(9e18))
+		{
+			say_($token->{op}, "its token is $finally in the end, and its key was retired") if $retired->(9e18) && $finally ne 'invalid';
+			next;
+		}
 		my ($one) = grep { $_->{do} eq 'consume' } @sure;
 		my $maybe = grep { !$_->{undone} && $_->{tx}{outcome} ne 'aborted' } @consumed, @revoked, @bulk;
 		say_($one, "its token is $finally in the end") if $one && $finally ne 'used' && !($finally eq 'revoked' && @bulk);
@@ -699,7 +713,8 @@ sub check_outbox
 	my %at;			# id => acks and nacks
 	my %out;		# id => [take, attempt]
 	$event{ $_->{event} } = $_ for grep { $_->{do} eq 'emit' && defined $_->{event} } @{ $h->{ops} };
-	push @{ $at{ $_->{event} } }, $_ for grep { $_->{do} =~ /^n?ack$/ } @{ $h->{ops} };
+	my @acks = map { $_->{do} eq 'ack_all' ? each_ack($_) : $_->{do} =~ /^n?ack$/ ? $_ : () } @{ $h->{ops} };
+	push @{ $at{ $_->{event} } }, $_ for @acks;
 	my @retries = grep { $_->{do} eq 'retry_parked' } @{ $h->{ops} };
 	my $parkable = sub { my ($id, $ret) = @_; return grep { $_->[1] % 3 == 0 && $_->[0]{inv} <= $ret } @{ $out{$id} // [] }; };
 	my $done = sub { my ($op) = @_; return !$op->{error} && ($op->{lost} || ($op->{rows}[0][0] // '') eq 't'); };
@@ -778,7 +793,7 @@ sub check_outbox
 		}
 	}
 
-	for my $op (grep { $_->{do} =~ /^n?ack$/ && !$_->{error} && !$_->{lost} } @{ $h->{ops} })
+	for my $op (grep { !$_->{error} && !$_->{lost} } @acks)
 	{
 		my ($take) = map { $_->[0] } grep { $_->[1] == $op->{attempt} } @{ $out{ $op->{event} } // [] };
 		if ($op->{rows}[0][0] eq 't')
@@ -823,6 +838,17 @@ sub check_outbox
 		say_($event{$id}, "its event $id was lost");
 	}
 	return;
+}
+
+# An ack of several events as one of each.  It told how many were accepted: if
+# only some, any of them may have been.
+sub each_ack
+{
+	my ($op) = @_;
+	my $count = $op->{rows}[0][0] // 0;
+	my $some = $count != 0 && $count != @{ $op->{acks} };
+	say_($op, "$count events of " . @{ $op->{acks} }) if $count > @{ $op->{acks} };
+	return map { { %$op, %$_, do => 'ack', lost => $op->{lost} || $some, rows => [ [ $count ? 't' : 'f' ] ] } } @{ $op->{acks} };
 }
 
 # Is the event out, surely, throughout the later take?

@@ -49,7 +49,7 @@ sub make
 		}
 		elsif (rand() < 0.02) { push @plan, { do => 'resolve', which => int rand 8, commit => rand() < 0.6 }; }
 		elsif (rand() < 0.01) { push @plan, { do => 'purge' }; }
-		elsif (rand() < 0.003) { push @plan, { do => pick(qw(insight insight insight redefine rotate)) }; }
+		elsif (rand() < 0.005) { push @plan, { do => pick(qw(insight insight redefine spare regrant reattach_machine reattach_version reattach_fence rotate retire)) }; }
 
 		my $s = int rand SESSIONS;
 		$todo[$s] = [ transaction() ] unless $todo[$s] && @{ $todo[$s] };
@@ -155,7 +155,8 @@ sub outbox
 	my $kind = rand();
 	return { do => 'emit', key => pick(undef, 0, 0, 1) } if $kind < 0.3;
 	return { do => 'take', max => pick(1, 2, 10), lease => pick(0, 3, 10, 40) } if $kind < 0.6;
-	return { do => 'ack', mine => rand() < 0.9, which => int rand 8 } if $kind < 0.85;
+	return { do => 'ack', mine => rand() < 0.9, which => int rand 8 } if $kind < 0.8;
+	return { do => 'ack_all', mine => rand() < 0.9, which => int rand 8 } if $kind < 0.87;
 	return { do => 'nack', mine => rand() < 0.9, which => int rand 8 } if $kind < 0.97;
 	return { do => 'retry_parked' };
 }

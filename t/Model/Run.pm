@@ -15,6 +15,7 @@ use strict;
 use warnings;
 
 use IO::Select;
+use List::Util qw(max);
 use Model::Plan;
 use Model::Wire;
 use Time::HiRes;
@@ -40,9 +41,24 @@ my $define = q{SELECT idempotency.define_machine('model', '{"initial": "NEW", "t
 my %upkeep = (
 	purge => 'SELECT idempotency.purge()',
 	rotate => 'SELECT idempotency.rotate_token_key()',
+	retire => 'SELECT idempotency.rotate_token_key(retire => true)',
 	redefine => $define,
+	spare => q{SELECT idempotency.define_machine('spare', '{"initial": "A", "transitions": {"A": ["B"]}}');
+		SELECT idempotency.drop_machine('spare')},
+	regrant => q{BEGIN; SELECT idempotency.revoke_usage('regress_model'); SELECT idempotency.revoke_admin('regress_model');
+		SELECT idempotency.grant_usage('regress_model'); SELECT idempotency.grant_admin('regress_model'); COMMIT},
 	insight => q{SELECT (SELECT count(*) FROM idempotency.in_flight), (SELECT count(*) FROM idempotency.stats),
-		(SELECT count(*) FROM idempotency.parked_events), (SELECT count(*) FROM idempotency.holder('model', 'any'))});
+		(SELECT count(*) FROM idempotency.parked_events), (SELECT count(*) FROM idempotency.holder('model', 'any')),
+		(SELECT count(*) FROM idempotency.off_graph('doc')), length(idempotency.machine_diagram('model'))});
+
+# The tables are in use, so this may come to nothing.
+my %guards = (machine => q{'doc', 'state'}, version => q{'ware', 'version'}, fence => q{'resource', 'fence'});
+for my $kind (keys %guards)
+{
+	my $more = $kind eq 'machine' ? q{, 'model', history => true} : '';
+	$upkeep{"reattach_$kind"} = "BEGIN; SET LOCAL lock_timeout = '5 ms'; SELECT idempotency.detach_$kind($guards{$kind}); "
+	  . "SELECT idempotency.attach_$kind($guards{$kind}$more); COMMIT";
+}
 
 # The objects that every history uses, for a superuser to make.
 sub setup_sql
@@ -447,10 +463,17 @@ sub statement
 	}
 	return "${effect}SELECT id, attempt, key, payload ->> 'n' FROM idempotency.take($topic, $op->{max}, $ms)" if $do eq 'take';
 	return "${effect}SELECT idempotency.retry_parked($topic)" if $do eq 'retry_parked';
-	if ($do eq 'ack' || $do eq 'nack')
+	if ($do =~ /ack/)
 	{
 		my @taken = grep { !$op->{mine} || $_->{s} == $session->{n} } @{ $h->{taken} };
 		return unless @taken;
+		if ($do eq 'ack_all')
+		{
+			my $last = $#taken - $op->{which} % @taken;
+			$op->{acks} = [ @taken[ max(0, $last - 2) .. $last ] ];
+			my ($ids, $attempts) = map { my $what = $_; join ', ', map { $_->{$what} } @{ $op->{acks} } } qw(event attempt);
+			return "${effect}SELECT idempotency.ack(ARRAY[$ids]::bigint[], ARRAY[$attempts]::integer[])";
+		}
 		my $taken = $taken[ -1 - $op->{which} % @taken ];
 		@$op{qw(event attempt)} = @$taken{qw(event attempt)};
 		return "${effect}SELECT idempotency.ack($op->{event}, $op->{attempt})" if $do eq 'ack';
@@ -553,7 +576,11 @@ sub command
 		my $op = { do => $step->{do}, n => ++$serial, inv => now() - 1, rows => [], sql => $upkeep{ $step->{do} } };
 		my $answer = $control->try($op->{sql});
 		@$op{qw(ret error message rows)} = (now() + 1, @$answer{qw(error message rows)});
-		wrong("$op->{do}: $op->{error} $op->{message}") if $op->{error};
+		if ($op->{error})
+		{
+			$control->try('ROLLBACK');
+			wrong("$op->{do}: $op->{error} $op->{message}") unless $op->{do} =~ /^reattach/ && $op->{error} =~ /^(55P03|40P01)$/;
+		}
 		push @{ $h->{ops} }, $op;
 	}
 	elsif ($step->{do} eq 'resolve')
