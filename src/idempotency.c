@@ -10,6 +10,7 @@
 #include <limits.h>
 
 #include "access/htup_details.h"
+#include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/guc.h"
@@ -146,4 +147,17 @@ idempotency_result(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
 	TypeCacheEntry *entry = lookup_type_cache(type, TYPECACHE_TUPDESC);
 
 	return HeapTupleGetDatum(heap_form_tuple(entry->tupDesc, values, nulls));
+}
+
+/*
+ * The type of an argument, from 0, of a function that is declared once with
+ * text and once with anyelement.  A call by the protocol's own message for it
+ * (PQfn) has no expression to tell, and is possible for the former only.
+ */
+Oid
+idempotency_argument_type(FunctionCallInfo fcinfo, int argument)
+{
+	Oid			type = get_fn_expr_argtype(fcinfo->flinfo, argument);
+
+	return OidIsValid(type) ? type : TEXTOID;
 }

@@ -43,6 +43,7 @@ extern int	idempotency_token_retention;	/* seconds */
 
 extern Datum idempotency_result(FunctionCallInfo fcinfo,
 								Datum *values, bool *nulls);
+extern Oid	idempotency_argument_type(FunctionCallInfo fcinfo, int argument);
 
 /* lock.c: the lock of a key, and waiting for rivals */
 extern uint64 idempotency_lock_hash(const text *scope, const text *key);

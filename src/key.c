@@ -755,7 +755,7 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 								"idempotency.complete()" :
 								"idempotency.fail()");
 	if (!PG_ARGISNULL(2))
-		answer.response = idempotency_response_text(get_fn_expr_argtype(fcinfo->flinfo, 2),
+		answer.response = idempotency_response_text(idempotency_argument_type(fcinfo, 2),
 													PG_GETARG_DATUM(2));
 	if (!PG_ARGISNULL(3))
 		answer.meta = PG_GETARG_JSONB_P(3);

@@ -214,7 +214,7 @@ idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo)
 	AcceptInvalidationMessages();
 	update->table = idempotency_table_info(update->rel);
 	if (update->table->nkeys > 0)
-		read_key(update, get_fn_expr_argtype(fcinfo->flinfo, 1),
+		read_key(update, idempotency_argument_type(fcinfo, 1),
 				 PG_GETARG_DATUM(1));
 }
 
