@@ -81,6 +81,7 @@ static KeyStatus judge(RowAccess *row, const Jsonb *request,
 					   KeyAnswer *answer);
 static void write_answer(RowAccess *row, const Claim *claim,
 						 KeyStatus outcome, const KeyAnswer *answer);
+static bool snapshot_shows_answer(RowAccess *row);
 static Datum settle(FunctionCallInfo fcinfo, KeyStatus outcome);
 static void check_length(const text *value, Size limit, const char *name,
 						 const char *hint);
@@ -500,6 +501,12 @@ idempotency_seize_key(RowAccess *row, const KeyRequest *request,
 		}
 		if (row->state != ROW_RIVAL && row->locked)
 		{
+			if (snapshot_shows_answer(row))
+			{
+				status = judge(row, request->request, answer);
+				if (status != KEY_CLAIMED)
+					break;
+			}
 			PreventCommandIfReadOnly(request->function);
 			replays = 0;
 			return KEY_CLAIMED;
@@ -513,6 +520,24 @@ idempotency_seize_key(RowAccess *row, const KeyRequest *request,
 	idempotency_unlock_row(row);
 	replays = row->state == ROW_FOUND ? Min(replays + 1, LOOK_FIRST_AFTER) : 0;
 	return status;
+}
+
+/*
+ * Is there an answer, forgotten by now, that the transaction's snapshot still
+ * shows?  Under REPEATABLE READ and above it is replayed, as lookup() reads it:
+ * the transaction also sees the work that was done then.  It goes into the
+ * slot; row->state stays what the last look found.
+ */
+static bool
+snapshot_shows_answer(RowAccess *row)
+{
+	KeyRow		stored;
+
+	if (row->state != ROW_ABSENT || !IsolationUsesXactSnapshot() ||
+		!idempotency_read_row(row))
+		return false;
+	idempotency_read_key(row->slot, &stored);
+	return stored.status == STATUS_COMPLETED || stored.status == STATUS_FAILED;
 }
 
 /*
