@@ -23,6 +23,7 @@
 #include "executor/tuptable.h"
 #include "fmgr.h"
 #include "lib/ilist.h"
+#include "lib/stringinfo.h"
 #include "utils/jsonb.h"
 #include "storage/block.h"
 #include "utils/rel.h"
@@ -222,6 +223,9 @@ extern bool idempotency_release_lease(text *scope, text *key,
 
 /* table_info.c: callers' tables; what machines know of them is in machine.h */
 extern Relation idempotency_open_users_table(Oid relid, LOCKMODE lockmode);
+extern void idempotency_append_equality(StringInfo buf, const char *left,
+										Oid equality, const char *right,
+										Oid type);
 pg_noreturn extern void idempotency_no_such_table(Oid relid);
 
 /* purge.c: removing what has expired */

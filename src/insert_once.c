@@ -709,7 +709,7 @@ append_key_condition(StringInfo buf, const char *column, Oid type,
 	snprintf(right, sizeof(right), "$%d", param);
 
 	appendStringInfoChar(buf, '(');
-	generate_operator_clause(buf, left, type, op, right, type);
+	idempotency_append_equality(buf, left, op, right, type);
 	if (OidIsValid(collation))
 		appendStringInfo(buf, " COLLATE %s", collation_name(collation));
 	if (nulls_conflict)

@@ -122,6 +122,34 @@ idempotency_no_such_table(Oid relid)
 			 errhint("The statement was planned before the table was dropped: prepare it anew.")));
 }
 
+/*
+ * Append "left = right" in SQL, both of the given type or of a domain over it,
+ * with an index's equality operator.  The operands are cast to its input type,
+ * but for a polymorphic one to their own: the parser takes a domain over an
+ * enum for no enum, and arrays of varchar for other arrays than those of text.
+ */
+void
+idempotency_append_equality(StringInfo buf, const char *left, Oid equality,
+							const char *right, Oid type)
+{
+	Oid			lefttype;
+	Oid			righttype;
+
+	op_input_types(equality, &lefttype, &righttype);
+	if (IsPolymorphicType(lefttype))
+	{
+		const char *base = format_type_extended(getBaseType(type), -1,
+												FORMAT_TYPE_TYPEMOD_GIVEN |
+												FORMAT_TYPE_FORCE_QUALIFY);
+
+		generate_operator_clause(buf, psprintf("%s::%s", left, base), lefttype,
+								 equality, psprintf("%s::%s", right, base),
+								 righttype);
+	}
+	else
+		generate_operator_clause(buf, left, type, equality, right, type);
+}
+
 /* The machine attached to a column, or NULL. */
 const Guard *
 idempotency_guard_of(const TableInfo *table, AttrNumber column)

@@ -934,8 +934,8 @@ append_where(StringInfo buf, const GuardedUpdate *update)
 				 quote_identifier(column_name(update, key->column)));
 		snprintf(param, sizeof(param), "$%d", i + 1);
 		appendStringInfoString(buf, i == 0 ? " WHERE " : " AND ");
-		generate_operator_clause(buf, column, key->type, key->equality,
-								 param, key->type);
+		idempotency_append_equality(buf, column, key->equality, param,
+									key->type);
 	}
 }
 

@@ -237,6 +237,12 @@ CREATE TABLE pattern (k text);
 CREATE UNIQUE INDEX pattern_k ON pattern (k text_pattern_ops DESC);
 SELECT idempotency.insert_once(NULL::pattern, '{"k": "a"}');
 SELECT idempotency.insert_once(NULL::pattern, '{"k": "a"}');
+-- polymorphic equality, of what is not quite the type that it is for
+CREATE DOMAIN shade AS colour;
+CREATE DOMAIN labels AS varchar(5)[];
+CREATE TABLE poly (e shade, a varchar(5)[], d labels, t text[] COLLATE "C", r int4range, UNIQUE (e, a, d, t, r));
+SELECT * FROM idempotency.insert_once(NULL::poly, '{"e": "red", "a": ["x"], "d": ["y"], "t": ["z"], "r": "[1,2]"}');
+SELECT * FROM idempotency.insert_once(NULL::poly, '{"e": "red", "a": ["x"], "d": ["y"], "t": ["z"], "r": "[1,3)"}');
 -- large values come back whole, and survive the row
 CREATE TABLE large (k text PRIMARY KEY, v text);
 SELECT created, length((stored).v) FROM idempotency.insert_once(NULL::large, jsonb_build_object('k', 'a', 'v', (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) AS i)));
