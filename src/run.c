@@ -17,6 +17,7 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "parser/scansup.h"
 #include "pgstat.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -119,6 +120,9 @@ resolve_function(const text *name, Oid *result_type)
 	Form_pg_proc proc;
 	AclResult	acl;
 
+	/* blanks at the end are none of the name, as for regprocedure itself */
+	while (len > 0 && scanner_isspace(signature[len - 1]))
+		signature[--len] = '\0';
 	if (len == 0 || signature[len - 1] != ')')
 		signature = psprintf("%s(pg_catalog.jsonb)", signature);
 	context.previous = error_context_stack;

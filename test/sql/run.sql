@@ -89,6 +89,7 @@ SELECT response FROM idempotency.run('path', '2', 'f');
 SELECT response FROM idempotency.run('path', '3', 'run_a.f');
 SELECT response FROM idempotency.run('path', '4', 'run_a.f(jsonb)');
 SELECT response FROM idempotency.run('path', '5', 'run_a.f ( pg_catalog.jsonb )');
+SELECT response FROM idempotency.run('path', '5b', E' run_a.f(jsonb) \n');
 RESET search_path;
 CREATE FUNCTION "Odd name.f"(jsonb) RETURNS text LANGUAGE sql AS $$ SELECT 'odd' $$;
 SELECT response FROM idempotency.run('path', '6', '"Odd name.f"');
