@@ -713,7 +713,9 @@ stored_status(const KeyRow *stored)
 
 /*
  * What does the row that was found say?  KEY_CLAIMED: nothing that stands in
- * the way of a new claim.
+ * the way of a new claim.  Error: 40001 if a claim would rely on a row that the
+ * snapshot does not show, also on the lease of an earlier attempt: nor would it
+ * show what that attempt has done, to whoever verifies before he repeats it.
  */
 static KeyStatus
 judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
@@ -722,10 +724,12 @@ judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
 	KeyRow		stored;
 
 	idempotency_read_key(row->slot, &stored);
-	if (!is_present(&stored, now))
+	if (stored.expires_at <= now)
 		return KEY_CLAIMED;
-	if (stored.status != STATUS_LEASED)
+	if (stored.status != STATUS_LEASED || stored.deadline <= now)
 		idempotency_check_row_visible(row);
+	if (stored.status == STATUS_RELEASED)
+		return KEY_CLAIMED;
 	if (request != NULL && stored.request != NULL &&
 		idempotency_mismatch(DatumGetJsonbP(PointerGetDatum(stored.request)),
 							 request))

@@ -334,13 +334,14 @@ extend_lease(text *scope, text *key, const int64 *fence,
 
 /*
  * The deadline of a lease that begins now, at most idempotency.max_lease after
- * the grant, which is when the fence was made.
+ * the grant, which is when the fence was made; after now, if the fence is ahead
+ * of a clock that was set back.
  */
 static TimestampTz
 deadline_at(TimestampTz now, const Interval *lease, int64 fence)
 {
 	return Min(idempotency_expiry(now, lease),
-			   fence + idempotency_max_lease * USECS_PER_SEC);
+			   Min(now, fence) + idempotency_max_lease * USECS_PER_SEC);
 }
 
 /*
@@ -406,7 +407,7 @@ find_lease(RowAccess *row, text *scope, text *key, const int64 *fence,
 				(errcode(ERRCODE_STALE_FENCE),
 				 errmsg("key is leased, and its fence is missing"),
 				 errhint("Pass the fence that lease() returned.")));
-	if (fence != NULL && *fence != lease->fence)
+	if (fence != NULL && (lease->fence == 0 || *fence != lease->fence))
 		stale_fence("Somebody else has taken the key over since.");
 	return leased;
 }

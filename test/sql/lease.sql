@@ -134,11 +134,16 @@ SELECT idempotency.release('bank', 'k9', :f9 - 1);
 SELECT idempotency.release('bank', 'k9');
 SELECT status, fence > :f9 AS higher, attempt, checkpoint FROM idempotency.lease('bank', 'k9', '1 min');
 
+-- a fence on an answer that was stored without one never was right, 0 included
+SELECT idempotency.once('bank', 'plain');
+SELECT idempotency.complete('bank', 'plain', 'x', NULL, 0);
+SELECT idempotency.release('bank', 'plain', 0);
+
 -- a fence is higher than the last one, also when the clock was set back
 RESET ROLE;
 UPDATE idempotency.keys SET fence = 9000000000000000000, deadline = clock_timestamp() WHERE key = 'k9';
 SET ROLE regress_lease;
-SELECT fence FROM idempotency.lease('bank', 'k9', '1 min');
+SELECT fence, deadline - clock_timestamp() <= '24 h' AS bounded FROM idempotency.lease('bank', 'k9', '48 h');
 
 -- an unfinished lease is forgotten ttl after its deadline
 SELECT fence AS f10 FROM idempotency.lease('bank', 'k10', '0', ttl => '1 us') \gset
