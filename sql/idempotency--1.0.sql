@@ -692,7 +692,7 @@ COMMENT ON FUNCTION idempotency.key_counts() IS 'internal: keys by scope and sta
 -- The locks of a prepared transaction have no pid; they share the virtual
 -- transaction with the lock on its transaction id.
 CREATE VIEW idempotency.prepared_holders AS
-  SELECT l.virtualtransaction, p.gid, p.prepared
+  SELECT l.virtualtransaction, p.transaction, p.gid, p.prepared
   FROM pg_catalog.pg_locks l
   JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid
   WHERE l.locktype = 'transactionid' AND l.granted AND l.pid IS NULL;
@@ -713,6 +713,8 @@ CREATE VIEW idempotency.key_locks AS
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
 
+-- Prepared with its answers stored, a transaction has given the keys' locks
+-- back; the lock on the table tells that it wrote there.
 CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
        waiting AS MATERIALIZED (
@@ -733,8 +735,22 @@ CREATE VIEW idempotency.in_flight AS
          l.lock_hash
   FROM locks l
   LEFT JOIN waiting w USING (lock_hash)
-  WHERE l.granted;
-COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder()); since: the grant, or the transaction''s start (NULL: hidden from the caller)';
+  WHERE l.granted
+  UNION ALL
+  SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
+         NULL, p.gid, p.prepared,
+         w.pids,
+         NULL
+  FROM idempotency.prepared_holders p
+  JOIN pg_catalog.pg_locks t USING (virtualtransaction)
+  LEFT JOIN (
+    SELECT transactionid, array_agg(pid) AS pids FROM pg_catalog.pg_locks
+    WHERE NOT granted GROUP BY transactionid) w ON w.transactionid = p.transaction
+  WHERE t.pid IS NULL AND t.mode = 'RowExclusiveLock'
+    AND t.relation = 'idempotency.keys'::pg_catalog.regclass
+    AND t.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND NOT EXISTS (SELECT FROM locks l WHERE l.prepared_gid = p.gid);
+COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder(); NULL: prepared, its answers stored); since: the grant, or the transaction''s start (NULL: hidden from the caller)';
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_counts()),

@@ -113,6 +113,10 @@ for my $p (qw(commit rollback crash_commit crash_rollback))
 		SELECT idempotency.release('restart', '$p released');
 		PREPARE TRANSACTION '$p';});
 }
+$node->safe_psql('postgres', q{BEGIN; INSERT INTO payment VALUES ('no key', 1); SELECT idempotency.lookup('restart', 'commit'); PREPARE TRANSACTION 'no key';});
+is( $node->safe_psql('postgres', q{SELECT string_agg(prepared_gid, ' ' ORDER BY prepared_gid), bool_and(mode = 'transaction' AND pid IS NULL AND since <= now()) FROM idempotency.in_flight}),
+	'commit crash_commit crash_rollback rollback|t', 'in_flight tells which prepared transactions hold keys');
+$node->safe_psql('postgres', q{ROLLBACK PREPARED 'no key'});
 is(query(sprintf $nowait, 'commit'), 'in_progress|', 'a prepared claim is in progress');
 is(sqlstate(q{SET idempotency.default_wait = 0; SELECT idempotency.once('restart', 'commit once');}),
 	'55P03', 'so is a prepared once()');
@@ -126,6 +130,8 @@ is(query(q{SELECT idempotency.once('restart', 'commit released')}),
 my $rival = session();
 send_to($rival, sprintf("$claim);", 'commit'));
 wait_for_waiters(1);
+is( $node->safe_psql('postgres', q{SELECT cardinality(waiting_pids) FROM idempotency.in_flight WHERE prepared_gid = 'commit'}),
+	'1', 'and whom they keep waiting');
 $node->safe_psql('postgres', q{COMMIT PREPARED 'commit'});
 is(answer_of($rival), 'completed|paid commit', 'a rival waits for COMMIT PREPARED, and replays');
 
