@@ -163,7 +163,7 @@ CREATE FUNCTION idempotency.lookup(
   key   text
 ) RETURNS idempotency.key_record
 LANGUAGE c PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'idempotency_lookup';
-COMMENT ON FUNCTION idempotency.lookup(text, text) IS 'reads what is stored under the key, never claims; unknown or expired: all NULL; held: this transaction''s own open claim; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.lookup(text, text) IS 'reads what is stored under the key, never claims; unknown or expired: all NULL; held: this transaction''s own open claim, with attempt and checkpoint of a lease that it took over; errors: 22004, 22023';
 
 CREATE FUNCTION idempotency.forget(
   scope text,
@@ -714,7 +714,7 @@ CREATE VIEW idempotency.key_locks AS
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
 
 -- Prepared with its answers stored, a transaction has given the keys' locks
--- back; the lock on the table tells that it wrote there.
+-- back; the lock on the table tells that it may have written there.
 CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
        waiting AS MATERIALIZED (

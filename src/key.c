@@ -207,7 +207,9 @@ idempotency_once(PG_FUNCTION_ARGS)
 
 /*
  * lookup(scope, key): the record, without claiming.  All NULL if there is
- * none; status held, and nothing else, for an open claim of this transaction.
+ * none; status held for an open claim of this transaction, with nothing else
+ * but what it took over from a lease: how many an attempt it is, and the last
+ * checkpoint.
  */
 Datum
 idempotency_lookup(PG_FUNCTION_ARGS)
@@ -220,6 +222,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	text	   *scope;
 	text	   *key;
 	RowAccess	row;
+	Claim	   *claim;
 	KeyRow		stored;
 	Datum		values[10] = {0};
 	bool		nulls[10];
@@ -228,10 +231,24 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	memset(nulls, true, sizeof(nulls));
 	idempotency_get_identity(fcinfo, &scope, &key);
 	idempotency_open_key(&row, scope, key, AccessShareLock);
-	if (idempotency_find_claim(row.lock_hash, scope, key))
+	claim = idempotency_find_claim(row.lock_hash, scope, key);
+	if (claim != NULL)
 	{
 		values[0] = idempotency_status_datum(KEY_HELD);
 		nulls[0] = false;
+		if (claim->replaces && idempotency_look_at_row(&row) == ROW_FOUND)
+		{
+			KeyRow		next = {0};
+
+			idempotency_read_key(row.slot, &stored);
+			idempotency_take_over(&next, &stored, GetCurrentTimestamp());
+			values[5] = Int32GetDatum(next.attempt);
+			values[6] = PointerGetDatum(next.checkpoint);
+			values[7] = PointerGetDatum(next.checkpoint_data);
+			nulls[5] = next.attempt == 0;
+			nulls[6] = next.checkpoint == NULL;
+			nulls[7] = next.checkpoint_data == NULL;
+		}
 	}
 	else if (idempotency_read_row(&row))
 	{

@@ -87,9 +87,11 @@ ROLLBACK TO s;
 SELECT idempotency.complete('bank', 'k4', 'mine');
 SELECT status, fence > :f4 AS higher, attempt FROM idempotency.lookup('bank', 'k4');
 ROLLBACK;
-SELECT idempotency.checkpoint('bank', 'k4', :f4, 'still mine');
+SELECT idempotency.checkpoint('bank', 'k4', :f4, 'still mine', '[1]');
 BEGIN;
 SELECT status FROM idempotency.claim('bank', 'k4');
+-- shown to the taker, so that it can verify before it repeats
+SELECT * FROM idempotency.lookup('bank', 'k4');
 SELECT idempotency.complete('bank', 'k4', 'mine');
 COMMIT;
 SELECT status, response, fence > :f4 AS higher, attempt, checkpoint FROM idempotency.lookup('bank', 'k4');
