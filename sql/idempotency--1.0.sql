@@ -692,7 +692,7 @@ COMMENT ON FUNCTION idempotency.key_counts() IS 'internal: keys by scope and sta
 -- The locks of a prepared transaction have no pid; they share the virtual
 -- transaction with the lock on its transaction id.
 CREATE VIEW idempotency.prepared_holders AS
-  SELECT l.virtualtransaction, p.transaction, p.gid, p.prepared
+  SELECT l.virtualtransaction, p.gid, p.prepared
   FROM pg_catalog.pg_locks l
   JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid
   WHERE l.locktype = 'transactionid' AND l.granted AND l.pid IS NULL;
@@ -713,12 +713,13 @@ CREATE VIEW idempotency.key_locks AS
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
 
--- Prepared with its answers stored, a transaction has given the keys' locks
--- back; the lock on the table tells that it may have written there.
+-- With its answers stored, a transaction has given the keys' locks back, but a
+-- rival waits for its end: the lock on the table tells that it wrote there.
 CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
        waiting AS MATERIALIZED (
-         SELECT lock_hash, array_agg(pid) AS pids FROM locks WHERE NOT granted GROUP BY lock_hash)
+         SELECT lock_hash, array_agg(pid) AS pids FROM locks WHERE NOT granted GROUP BY lock_hash),
+       server_locks AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks)
   SELECT 'lease' AS mode, k.scope, k.key, k.fence, k.deadline, k.attempt,
          NULL::integer AS pid, NULL::text AS prepared_gid,
          '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond' AS since,
@@ -738,19 +739,21 @@ CREATE VIEW idempotency.in_flight AS
   WHERE l.granted
   UNION ALL
   SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
-         NULL, p.gid, p.prepared,
-         w.pids,
+         t.pid, p.gid, coalesce(p.prepared, a.xact_start),
+         (SELECT array_agg(w.pid) FROM server_locks w
+          WHERE w.transactionid = x.transactionid AND NOT w.granted),
          NULL
-  FROM idempotency.prepared_holders p
-  JOIN pg_catalog.pg_locks t USING (virtualtransaction)
-  LEFT JOIN (
-    SELECT transactionid, array_agg(pid) AS pids FROM pg_catalog.pg_locks
-    WHERE NOT granted GROUP BY transactionid) w ON w.transactionid = p.transaction
-  WHERE t.pid IS NULL AND t.mode = 'RowExclusiveLock'
-    AND t.relation = 'idempotency.keys'::pg_catalog.regclass
+  FROM server_locks t
+  JOIN server_locks x USING (virtualtransaction)
+  LEFT JOIN idempotency.prepared_holders p
+         ON t.pid IS NULL AND p.virtualtransaction = t.virtualtransaction
+  LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = t.pid
+  WHERE t.relation = 'idempotency.keys'::pg_catalog.regclass AND t.mode = 'RowExclusiveLock' AND t.granted
     AND t.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-    AND NOT EXISTS (SELECT FROM locks l WHERE l.prepared_gid = p.gid);
-COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder(); NULL: prepared, its answers stored); since: the grant, or the transaction''s start (NULL: hidden from the caller)';
+    AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+    AND NOT EXISTS (
+      SELECT FROM locks l WHERE l.granted AND coalesce(l.pid::text, l.prepared_gid) = coalesce(t.pid::text, p.gid));
+COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder(); NULL: its answers are stored); since: the grant, or the transaction''s start (NULL: hidden from the caller)';
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_counts()),
