@@ -55,6 +55,7 @@ REGRESS = \
 	token_fuzz \
 	version
 ISOLATION = \
+	altered_race \
 	insert_once_race \
 	key_bounded \
 	key_collision \

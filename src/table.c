@@ -214,26 +214,17 @@ idempotency_open_table(OwnTable *table, LOCKMODE lockmode)
 
 	for (;;)
 	{
+		Oid			schema = get_namespace_oid("idempotency", true);
+		Oid			relid = get_relname_relid(table->name, schema);
 		Relation	rel;
-		Oid			relid = table->relid;
 
-		if (!table->valid)
-		{
-			Oid			schema = get_namespace_oid("idempotency", true);
-
-			relid = get_relname_relid(table->name, schema);
-			if (!OidIsValid(relid))
-				not_as_made(table);
-		}
-
+		if (!OidIsValid(relid))
+			not_as_made(table);
 		rel = try_relation_open(relid, lockmode);
-		if (rel != NULL)
+		if (rel != NULL)		/* else it has just been dropped */
 		{
-			if (!table->valid)
-				examine(table, rel);
-			if (table->valid && table->relid == relid)
-				return rel;
-			relation_close(rel, lockmode);
+			examine(table, rel);
+			return rel;
 		}
 	}
 }
@@ -461,17 +452,25 @@ idempotency_delete_row(RowAccess *row)
 	CommandCounterIncrement();
 }
 
-/* Is the table as the install script made it?  55000 if not. */
+/*
+ * Is the table as the install script made it?  55000 if not.  The caller's lock
+ * makes the answer good for this call.  It is kept only if no invalidation came
+ * in while we opened the indexes: one of them may be of an index that we have
+ * not seen.
+ */
 static void
 examine(OwnTable *table, Relation rel)
 {
+	uint64		changes;
+
+	table->relid = RelationGetRelid(rel);
+	changes = table->changes;
 	if (!is_plain(table, rel))
 		not_as_made(table);
 	examine_indexes(table, rel);
 	if (!OidIsValid(table->index))
 		not_as_made(table);
-	table->relid = RelationGetRelid(rel);
-	table->valid = true;
+	table->valid = table->changes == changes;
 }
 
 static bool
