@@ -104,7 +104,8 @@ static bool look(GuardedUpdate *update, PlanKind kind);
 static void check_stored(const GuardedUpdate *update);
 static void execute(GuardedUpdate *update, PlanKind kind,
 					const AskedMove *asked);
-static int	run_plan(KeptPlan *kept, Datum *values, const AskedMove *asked);
+static int	run_plan(KeptPlan *kept, Datum *values, const char *nulls,
+					 const AskedMove *asked);
 static KeptPlan *get_plan(GuardedUpdate *update, PlanKind kind);
 static SPIPlanPtr build_plan(GuardedUpdate *update, PlanKind kind);
 static void append_where(StringInfo buf, const GuardedUpdate *update);
@@ -759,6 +760,7 @@ static void
 execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
 {
 	Datum		values[INDEX_MAX_KEYS + 3];
+	char		nulls[INDEX_MAX_KEYS + 3];
 	int			nkeys = update->table->nkeys;
 	int			result;
 
@@ -768,7 +770,12 @@ execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
 	values[nkeys + 1] = update->target;
 	values[nkeys + 2] = PointerGetDatum(update->changes);
 
-	result = run_plan(get_plan(update, kind), values, asked);
+	/* also what the statement does not use: extensions log the parameters */
+	memset(nulls, ' ', nkeys);
+	nulls[nkeys] = nulls[nkeys + 1] = update->decided ? ' ' : 'n';
+	nulls[nkeys + 2] = update->changes != NULL ? ' ' : 'n';
+
+	result = run_plan(get_plan(update, kind), values, nulls, asked);
 	if (result < 0)
 		elog(ERROR, "SPI_execute_plan failed: %s",
 			 SPI_result_code_string(result));
@@ -790,7 +797,8 @@ execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
 
 /* The innermost asked move is known while the statement runs, triggers and all. */
 static int
-run_plan(KeptPlan *kept, Datum *values, const AskedMove *asked)
+run_plan(KeptPlan *kept, Datum *values, const char *nulls,
+		 const AskedMove *asked)
 {
 	const AskedMove *outer = idempotency_asked_move;
 	int			result = 0;
@@ -799,7 +807,7 @@ run_plan(KeptPlan *kept, Datum *values, const AskedMove *asked)
 	idempotency_asked_move = asked;
 	PG_TRY();
 	{
-		result = SPI_execute_plan(kept->plan, values, NULL, false, 0);
+		result = SPI_execute_plan(kept->plan, values, nulls, false, 0);
 	}
 	PG_FINALLY();
 	{
@@ -823,6 +831,7 @@ get_plan(GuardedUpdate *update, PlanKind kind)
 	CachedPlans *entry;
 	KeptPlan  **link;
 	KeptPlan   *kept;
+	SPIPlanPtr	plan;
 	int			count = 0;
 	bool		found;
 
@@ -855,14 +864,16 @@ get_plan(GuardedUpdate *update, PlanKind kind)
 			link = &kept->next;
 	}
 
+	/* what may fail comes first */
+	plan = build_plan(update, kind);
 	kept = MemoryContextAlloc(TopMemoryContext,
 							  offsetof(KeptPlan, changed) + nchanged * sizeof(AttrNumber));
+	SPI_keepplan(plan);
+	kept->plan = plan;
 	kept->running = 0;
 	kept->nchanged = nchanged;
 	if (nchanged > 0)
 		memcpy(kept->changed, update->changed, nchanged * sizeof(AttrNumber));
-	kept->plan = build_plan(update, kind);
-	SPI_keepplan(kept->plan);
 	kept->next = entry->plans;
 	entry->plans = kept;
 	return kept;

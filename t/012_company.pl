@@ -50,6 +50,10 @@ $node->safe_psql('postgres', q{
 	  RETURN NEW;
 	END $$;
 	CREATE TRIGGER swallow BEFORE INSERT ON payment FOR EACH ROW EXECUTE FUNCTION swallow();
+	CREATE TABLE ord (id text PRIMARY KEY, state text DEFAULT 'A', version bigint NOT NULL DEFAULT 1, note text);
+	SELECT idempotency.define_machine('ord', '{"initial": "A", "transitions": {"A": {"go": "B"}, "B": {"go": "C"}, "C": ["D"]}}');
+	SELECT idempotency.attach_machine('ord', 'state', 'ord', history => true), idempotency.attach_version('ord', 'version');
+	INSERT INTO ord VALUES ('o1');
 	SELECT pg_stat_statements_reset();
 });
 my $log = -s $node->logfile;
@@ -75,6 +79,14 @@ is(psql(sprintf $insert, 'i1', 1), 't|1', 'insert_once creates');
 is(psql(sprintf $insert, 'i1', 2), 'f|1', 'and finds');
 is(psql(sprintf $insert, 'i2', -1), 'f|', 'a trigger that swallows is told');
 is(psql('BEGIN ISOLATION LEVEL SERIALIZABLE; ' . sprintf($insert, 'i1', 3) . '; COMMIT'), 'f|1', 'from a conflict');
+
+# the parameters of a guarded update, used or not, can be logged (auto_explain
+# does from 16 on, pgaudit always)
+is(psql(q{SELECT outcome FROM idempotency.transition('ord', 'o1', 'A', 'B')}), 'applied', 'transition()');
+is(psql(q{SELECT outcome FROM idempotency.fire('ord', 'o1', 'go', '{"note": "gone"}')}), 'applied', 'fire()');
+is(psql(q{SELECT outcome FROM idempotency.transition('ord', 'o1', NULL, 'D')}), 'applied', 'transition() from any state');
+is(psql(q{SELECT outcome FROM idempotency.transition('ord', 'o2', NULL, 'D')}), 'not_found', 'and of no row');
+is(psql(q{SELECT outcome, version FROM idempotency.update_if('ord', 'o1', 4, NULL)}), 'applied|5', 'update_if()');
 
 is(psql('SELECT what, count(*) FROM audit GROUP BY what'), 'it|1', 'the work was done once');
 

@@ -246,6 +246,23 @@ SELECT * FROM idempotency.fire('ord', '00000000-0000-0000-0000-000000000002', 'p
 SELECT * FROM idempotency.fire('ord', '00000000-0000-0000-0000-000000000002', 'void');
 SELECT idempotency.transition('ord', '00000000-0000-0000-0000-000000000002', 'PAID', 'REFUNDED');
 
+-- a statement that cannot be planned leaves nothing in the session's memory
+RESET ROLE;
+ALTER TABLE mt.ord ADD COLUMN computed int GENERATED ALWAYS AS (1) STORED;
+CREATE FUNCTION mt.fail_often(n int) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  FOR i IN 1 .. n LOOP
+    BEGIN
+      PERFORM idempotency.fire('mt.ord', '00000000-0000-0000-0000-000000000002', 'pay', '{"computed": 2}');
+    EXCEPTION WHEN generated_always THEN
+    END;
+  END LOOP;
+  RETURN (SELECT used_bytes FROM pg_backend_memory_contexts WHERE name = 'TopMemoryContext');
+END $$;
+SELECT mt.fail_often(10) AS used \gset
+SELECT mt.fail_often(2000) - :used < 50000 AS bounded;
+ALTER TABLE mt.ord DROP COLUMN computed;
+
 -- rows that slipped in: said loudly
 RESET ROLE;
 SET session_replication_role = replica;
