@@ -26,6 +26,7 @@
 #include "common/pg_prng.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -149,6 +150,9 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 		BlockNumber start = position->next;
 		TupleTableSlot *slot = table_slot_create(rel, NULL);
 		TimestampTz now = GetCurrentTimestamp();
+		MemoryContext row_context = AllocSetContextCreate(CurrentMemoryContext,
+														  "idempotency purge",
+														  ALLOCSET_DEFAULT_SIZES);
 		SnapshotData dirty;
 		TableScanDesc scan;
 
@@ -157,15 +161,22 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 		heap_setscanlimits(scan, start, seen);
 		while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		{
+			MemoryContext old;
 			uint64		hash;
+			bool		gone;
 
 			CHECK_FOR_INTERRUPTS();
 			if (TransactionIdIsValid(dirty.xmin) ||
-				TransactionIdIsValid(dirty.xmax) ||
-				!what->expired(slot, now, &hash) ||
-				!remove_row(what, rel, slot, hash, &nlocks))
+				TransactionIdIsValid(dirty.xmax))
 				continue;
-			if (++removed == max || nlocks == MAX_KEPT_LOCKS)
+
+			/* max may be any number: memory must not grow with it */
+			old = MemoryContextSwitchTo(row_context);
+			gone = what->expired(slot, now, &hash) &&
+				remove_row(what, rel, slot, hash, &nlocks);
+			MemoryContextSwitchTo(old);
+			MemoryContextReset(row_context);
+			if (gone && (++removed == max || nlocks == MAX_KEPT_LOCKS))
 			{
 				/* the block that we stop in is not done yet */
 				seen = (ItemPointerGetBlockNumber(&slot->tts_tid) - start + blocks) % blocks;
@@ -174,6 +185,7 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 		}
 		table_endscan(scan);
 		ExecDropSingleTupleTableSlot(slot);
+		MemoryContextDelete(row_context);
 		position->next = (start + seen) % blocks;
 		position->left -= seen;
 		CommandCounterIncrement();

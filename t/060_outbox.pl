@@ -45,6 +45,21 @@ is(sql($take), '5:1:taken', 'and gives it back when it is rolled back');
 sql('SELECT idempotency.ack(5, 1)');
 
 #
+# Memory: a purge of many events takes no more of it than one of few
+#
+SKIP:
+{
+	skip 'no /proc', 1 unless -e '/proc/self/status';
+	my $peak = "SELECT substring(pg_read_file('/proc/self/status') from 'VmHWM:\\s+(\\d+)') AS %s \\gset\n";
+	sql(q{INSERT INTO idempotency.outbox (id, due, emitted_at, attempt, tries, state, topic, key)
+		SELECT -i, now(), now(), 1, 1, 'a', 'm', i::text FROM generate_series(1, 40000) i});
+	is(sql("SELECT count(payload) FROM idempotency.outbox", "SELECT idempotency.purge(10)",
+			sprintf($peak, 'a') . "SELECT idempotency.purge(1000000)",
+			sprintf($peak, 'b') . "SELECT :b - :a < 30000"),
+		"0\n10\n39990\nt", 'the memory of a purge does not grow with what it removes');
+}
+
+#
 # Killed workers
 #
 sql("SELECT idempotency.emit('t', '\"killed\"', 'k')");
