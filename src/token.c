@@ -1005,11 +1005,16 @@ sign(const TokenKey *key, const Token *token, uint8 *signature)
 	if (hmac == NULL)
 	{
 		ResourceOwner owner = CurrentResourceOwner;
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
-		/* else it would go at the end of the transaction */
+		/*
+		 * Else it would go at the end of the transaction, or, where PostgreSQL
+		 * was built without OpenSSL, with the memory of this call.
+		 */
 		CurrentResourceOwner = ResourceOwnerCreate(NULL, "idempotency tokens");
 		hmac = pg_hmac_create(PG_SHA256);
 		CurrentResourceOwner = owner;
+		MemoryContextSwitchTo(old);
 	}
 	if (hmac == NULL ||
 		pg_hmac_init(hmac, key->secret, sizeof(key->secret)) < 0 ||
