@@ -244,6 +244,9 @@ idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("table and column must not be null")));
+	/* in recovery, not even the table's lock can be had */
+	idempotency_refuse_to_write(psprintf("idempotency.%s()",
+										 get_func_name(fcinfo->flinfo->fn_oid)));
 	relid = PG_GETARG_OID(0);
 	if (get_rel_relkind(relid) == '\0')
 		idempotency_no_such_table(relid);

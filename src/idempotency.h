@@ -219,7 +219,8 @@ extern void idempotency_settle_lease(text *scope, text *key,
 									 const KeyAnswer *answer,
 									 const int64 *fence);
 extern bool idempotency_release_lease(text *scope, text *key,
-									  const int64 *fence);
+									  const int64 *fence,
+									  const char *function);
 
 /* table_info.c: callers' tables; what machines know of them is in machine.h */
 extern Relation idempotency_open_users_table(Oid relid, LOCKMODE lockmode);

@@ -156,7 +156,8 @@ idempotency_release(PG_FUNCTION_ARGS)
 		PG_RETURN_BOOL(true);
 	}
 	PG_RETURN_BOOL(idempotency_release_lease(scope, key,
-											 PG_ARGISNULL(2) ? NULL : &fence));
+											 PG_ARGISNULL(2) ? NULL : &fence,
+											 "idempotency.release()"));
 }
 
 /*

@@ -191,7 +191,8 @@ idempotency_release_lock(PG_FUNCTION_ARGS)
 
 	idempotency_check_key(name, "name");
 	PG_RETURN_BOOL(idempotency_release_lease(cstring_to_text(LOCK_SCOPE), name,
-											 PG_ARGISNULL(1) ? NULL : &fence));
+											 PG_ARGISNULL(1) ? NULL : &fence,
+											 "idempotency.release_lock()"));
 }
 
 /*
@@ -229,13 +230,14 @@ idempotency_settle_lease(text *scope, text *key, KeyStatus outcome,
  * no lease to give back.  Error: IK002.
  */
 bool
-idempotency_release_lease(text *scope, text *key, const int64 *fence)
+idempotency_release_lease(text *scope, text *key, const int64 *fence,
+						  const char *function)
 {
 	RowAccess	row;
 	KeyRow		lease;
 	bool		found;
 
-	idempotency_refuse_to_write("idempotency.release()");
+	idempotency_refuse_to_write(function);
 	found = find_lease(&row, scope, key, fence, &lease);
 	if (found)
 	{

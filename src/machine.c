@@ -125,6 +125,7 @@ idempotency_define_machine(PG_FUNCTION_ARGS)
 				 errmsg("definition and cyclic must not be null")));
 	check_graph(parse_machine(&PG_GETARG_JSONB_P(1)->root),
 				PG_GETARG_BOOL(2));
+	idempotency_refuse_to_write("idempotency.define_machine()");
 
 	values[0] = CStringGetTextDatum(name);
 	values[1] = PG_GETARG_DATUM(1);
@@ -154,6 +155,7 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
 	Oid			types[1] = {TEXTOID};
 	Relation	rel;
 
+	idempotency_refuse_to_write("idempotency.drop_machine()");
 	rel = table_open(idempotency_own_relation("machines"), ExclusiveLock);
 	idempotency_find_machine(name);
 	refuse_if_attached(name);

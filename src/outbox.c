@@ -248,7 +248,7 @@ idempotency_emit(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		key = name_argument(fcinfo, 2, "key", MAX_KEY_LENGTH);
 
-	open_outbox(&box, "emit()");
+	open_outbox(&box, "idempotency.emit()");
 	id = nextval_internal(outbox_object("outbox_id_seq"), false);
 	now = GetCurrentTimestamp();
 
@@ -304,7 +304,7 @@ idempotency_take(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	take.result = (ReturnSetInfo *) fcinfo->resultinfo;
-	open_outbox(&take.box, "take()");
+	open_outbox(&take.box, "idempotency.take()");
 	take.ready = table_slot_create(take.box.rel, NULL);
 	take.leased = table_slot_create(take.box.rel, NULL);
 	take.candidate = table_slot_create(take.box.rel, NULL);
@@ -340,7 +340,7 @@ idempotency_ack(PG_FUNCTION_ARGS)
 	not_null(fcinfo, 0, "id");
 	not_null(fcinfo, 1, "attempt");
 
-	open_outbox(&box, "ack()");
+	open_outbox(&box, "idempotency.ack()");
 	event = table_slot_create(box.rel, NULL);
 	done = ack_event(&box, event, PG_GETARG_INT64(0), PG_GETARG_INT32(1));
 	ExecDropSingleTupleTableSlot(event);
@@ -381,7 +381,7 @@ idempotency_ack_many(PG_FUNCTION_ARGS)
 	}
 	qsort(handed, n, sizeof(Handed), compare_handed);
 
-	open_outbox(&box, "ack()");
+	open_outbox(&box, "idempotency.ack()");
 	event = table_slot_create(box.rel, NULL);
 	for (int i = 0; i < n; i++)
 	{
@@ -419,7 +419,7 @@ idempotency_nack(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		due = after(now, PG_GETARG_INTERVAL_P(2), "retry_in");
 
-	open_outbox(&box, "nack()");
+	open_outbox(&box, "idempotency.nack()");
 	event = table_slot_create(box.rel, NULL);
 	while (!done &&
 		   find_event(&box, PG_GETARG_INT64(0), event) &&
@@ -471,7 +471,7 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 	IndexScanDesc scan;
 	int64		done = 0;
 
-	open_outbox(&box, "retry_parked()");
+	open_outbox(&box, "idempotency.retry_parked()");
 	event = table_slot_create(box.rel, NULL);
 	scan = begin_due_scan(box.rel, box.by_due, SnapshotSelf, topic,
 						  DT_NOEND, DT_NOEND);
@@ -997,7 +997,7 @@ idempotency_call_up_after(TupleTableSlot *slot, bool *keep_lock)
 	TupleTableSlot *event;
 	bool		aside;
 
-	open_outbox(&box, "purge()");
+	open_outbox(&box, "idempotency.purge()");
 	event = table_slot_create(box.rel, NULL);
 	aside = next_is_aside(&box, event_value(slot, topic),
 						  event_value(slot, key), event);
@@ -1154,7 +1154,7 @@ array_argument(FunctionCallInfo fcinfo, int arg, const char *what, Oid type,
 static void
 open_outbox(Outbox *box, const char *function)
 {
-	PreventCommandIfReadOnly(function);
+	idempotency_refuse_to_write(function);
 
 	memset(box, 0, sizeof(Outbox));
 	box->rel = idempotency_open_table(&idempotency_outbox, RowExclusiveLock);

@@ -18,6 +18,7 @@ $primary->safe_psql(
 	ALTER ROLE app SET statement_timeout = '30 s';	-- a wait on the standby would be endless
 	SELECT idempotency.grant_usage('app');
 	CREATE FUNCTION public.f(jsonb) RETURNS text LANGUAGE sql AS $$ SELECT 'called' $$;
+	CREATE TABLE ord (id int PRIMARY KEY, state text, version bigint NOT NULL, fence bigint);
 });
 $primary->backup('backup');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
@@ -32,11 +33,11 @@ sub query
 
 sub sqlstate
 {
-	my ($node, $sql) = @_;
+	my ($node, $sql, @as) = @_;
 	my ($ret, $stdout, $stderr) = $node->psql(
 		'postgres', "\\set VERBOSITY sqlstate\n$sql",
 		on_error_stop => 1,
-		extra_params => [ '-U', 'app' ]);
+		extra_params => [ @as ? @as : ('-U', 'app') ]);
 	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
 }
 
@@ -83,8 +84,16 @@ for my $key (qw(new prepared expired))
 	  "idempotency.complete('standby', '$key')", "idempotency.fail('standby', '$key', 1)", "idempotency.release('standby', '$key')";
 }
 is(query($standby, q{SELECT status FROM idempotency.claim('standby', 'forgotten')}), 'completed', 'a row that is being deleted is there');
-my ($ret, $stdout, $stderr) = $standby->psql('postgres', "\\set VERBOSITY sqlstate\nSELECT idempotency.forget('standby', 'done')");
-like($stderr, qr/25006/, 'forget() is refused');
+# what else writes, as a superuser
+my @superuser = ('-U', $standby->safe_psql('postgres', 'SELECT session_user'));
+is(sqlstate($standby, "SELECT $_", @superuser), '25006', "$_ is refused")
+  for "idempotency.forget('standby', 'done')", "idempotency.release_lock('standby', 1)",
+  q{idempotency.define_machine('m', '{"initial": "A", "transitions": {"A": ["B"]}}')}, "idempotency.drop_machine('m')",
+  "idempotency.attach_machine('ord', 'state', 'm')", "idempotency.detach_machine('ord', 'state')",
+  "idempotency.attach_version('ord', 'version')", "idempotency.detach_version('ord', 'version')",
+  "idempotency.attach_fence('ord', 'fence')", "idempotency.detach_fence('ord', 'fence')",
+  "idempotency.emit('t', NULL)", "idempotency.take('t')", "idempotency.ack(1, 1)", "idempotency.nack(1, 1)",
+  "idempotency.retry_parked('t')", "idempotency.purge()";
 
 $primary->safe_psql('postgres', q{COMMIT PREPARED 'forgotten'});
 $primary->wait_for_catchup($standby);
