@@ -194,8 +194,9 @@ at_subxact_end(SubXactEvent event, SubTransactionId mine,
 		{
 			if (claim->level == level)
 				claim->level = level - 1;
-			if (claim->settled == level)
-				claim->settled = level - 1;
+			if (claim->settled != level)
+				continue;
+			claim->settled = level - 1;
 			/* back at its owner, the end of it; the lock is the parent's */
 			if (claim->settled == claim->level)
 			{

@@ -190,6 +190,20 @@ SELECT idempotency.complete('maintained', 'duplicate', 'NEW');
 ROLLBACK;
 DROP INDEX idempotency.by_response, idempotency.by_expiry, idempotency.by_expression, idempotency.by_part, idempotency.by_note;
 ALTER TABLE idempotency.keys DROP COLUMN note;
+-- an index whose expression meddles with the very claim that is being settled
+CREATE FUNCTION regress_alter.meddle(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN idempotency.release('meddle', key);
+EXCEPTION WHEN OTHERS THEN
+  RETURN SQLERRM;
+END $$;
+CREATE INDEX meddling ON idempotency.keys (regress_alter.meddle(key)) WHERE scope = 'meddle';
+BEGIN;
+SELECT status FROM idempotency.claim('meddle', 'claimed');
+SELECT idempotency.complete('meddle', 'claimed', 'answer');
+COMMIT;
+SELECT status, response FROM idempotency.claim('meddle', 'claimed');
+DROP INDEX idempotency.meddling;
 SELECT idempotency.once('altered', 'the end'), idempotency.once('altered', 'the end');
 
 DROP SCHEMA regress_alter CASCADE;
