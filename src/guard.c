@@ -256,7 +256,6 @@ asked_move(TriggerData *trigdata, const Guard *guard, TupleTableSlot *slot)
 	const AskedMove *asked = idempotency_asked_move;
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(trigdata->tg_relation),
 										   guard->column - 1);
-
 	CommandId	command;
 
 	if (asked == NULL || strcmp(asked->column, NameStr(attr->attname)) != 0)

@@ -164,11 +164,11 @@ PG_FUNCTION_INFO_V1(idempotency_insert_once);
  * One row, always: a set-returning function may return it as a plain value.
  * stored is NULL if a trigger swallowed the insert.
  *
- * Errors: 42809 target is not a table's row type; 42P01 it was dropped; 22023 target is a value,
- * new_row is no object; 22004 a NULL argument, element of conflict, or
- * conflict column; 42703 unknown column; 42P10 no or several unique indexes;
- * 42501 the row is hidden by row security; 27000 a trigger changed the
- * conflict columns; and whatever INSERT raises.
+ * Errors: 42809 target is not a table's row type; 42P01 it was dropped; 22023
+ * target is a value, new_row is no object; 22004 a NULL argument, element of
+ * conflict, or conflict column; 42703 unknown column; 42P10 no or several
+ * unique indexes; 42501 the row is hidden by row security; 27000 a trigger
+ * changed the conflict columns; and whatever INSERT raises.
  */
 Datum
 idempotency_insert_once(PG_FUNCTION_ARGS)
