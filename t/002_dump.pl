@@ -21,6 +21,7 @@ $node->safe_psql(
 	CREATE DATABASE by_owner OWNER owner;
 	CREATE DATABASE by_superuser OWNER owner;
 	CREATE DATABASE by_restore OWNER owner;
+	CREATE DATABASE by_role OWNER owner;
 });
 
 sub query
@@ -89,9 +90,11 @@ $node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr
 	'so does a superuser');
 $node->command_ok([ 'pg_restore', '-e', '-U', 'owner', '-d', $node->connstr('by_restore'), "$dir/owner.dump" ],
 	'and pg_restore');
+$node->command_ok([ 'pg_restore', '-e', '--role', 'owner', '-d', $node->connstr('by_role'), "$dir/owner.dump" ],
+	'also for a superuser in the role of the owner');
 query($su, 'by_superuser', q{SELECT idempotency.grant_admin('owner')});
 
-for my $db (qw(by_owner by_superuser by_restore))
+for my $db (qw(by_owner by_superuser by_restore by_role))
 {
 	is(query($su, $db, $keys), query($su, 'source', $keys), "$db: keys");
 	is(query($su, $db, $grants), query($su, 'source', $grants), "$db: grants");
@@ -109,11 +112,14 @@ for my $db (qw(by_owner by_superuser by_restore))
 	is(query('owner', $db, q{SELECT idempotency.once('dump', 'owner'), idempotency.forget('dump', 'owner')}), 't|t', "$db: so is the owner");
 }
 # a second generation
-$node->command_ok([ 'pg_dump', '-U', 'owner', '-f', "$dir/again.sql", '-d', $node->connstr('by_owner') ],
-	'what was restored can be dumped');
+for my $db (qw(by_owner by_restore by_role))
+{
+	$node->command_ok([ 'pg_dump', '-U', 'owner', '-f', "$dir/again.sql", '-d', $node->connstr($db) ],
+		"$db: the owner can dump it again");
+}
 
 # a restore by the owner makes the grants the owner's; they can be taken back all the same
-for my $by ([ 'by_owner', 'owner' ], [ 'by_superuser', $su ], [ 'by_restore', $su ])
+for my $by ([ 'by_owner', 'owner' ], [ 'by_superuser', $su ], [ 'by_restore', $su ], [ 'by_role', 'owner' ])
 {
 	my ($db, $role) = @$by;
 	query($role, $db, q{SELECT idempotency.revoke_admin('odd "ops')});
