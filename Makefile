@@ -79,6 +79,7 @@ ISOLATION = \
 	run_snapshot \
 	token_consume \
 	token_revoke \
+	token_table \
 	version_race
 REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempotency
 ISOLATION_OPTS = --load-extension=idempotency

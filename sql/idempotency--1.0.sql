@@ -6,6 +6,8 @@
 -- The schema is made here, not by the control file: so it belongs to the
 -- extension, and nobody who made it before could plant functions beside ours.
 CREATE SCHEMA idempotency;
+-- What the C code writes past the executor is a heap.
+SET LOCAL default_table_access_method = heap;
 COMMENT ON SCHEMA idempotency IS 'idempotency: keys, state machines, versions, one-time tokens, leases and the outbox';
 
 ----------------------------------------------------------------------------
@@ -861,6 +863,48 @@ AS $$
 $$;
 COMMENT ON FUNCTION idempotency.privileges_of(text) IS 'internal: what grant_usage (''usage'') and grant_admin (''admin'') are about';
 
+-- What another role granted, the objects' owner cannot revoke; and after a
+-- restore by a plain owner of the extension all grants are that role's.  So the
+-- objects' owner grants the same, and has theirs go.
+CREATE FUNCTION idempotency.take_over_grants() RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  command text;
+BEGIN
+  FOR command IN
+    WITH objects (name, owner, acl) AS (
+      SELECT 'SCHEMA ' || oid::regnamespace, nspowner, nspacl FROM pg_namespace
+      WHERE oid = 'idempotency'::regnamespace
+      UNION ALL
+      SELECT 'FUNCTION ' || oid::regprocedure, proowner, proacl FROM pg_proc
+      WHERE pronamespace = 'idempotency'::regnamespace
+      UNION ALL
+      SELECT 'TABLE ' || oid::regclass, relowner, relacl FROM pg_class
+      WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v')
+    ), grants AS (
+      SELECT format('%s ON %s', a.privilege_type, o.name) AS privilege, a.grantor::regrole,
+             CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee,
+             CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' END AS option
+      FROM objects o, aclexplode(o.acl) a
+      WHERE a.grantor <> o.owner
+    )
+    SELECT c.command
+    FROM grants g, LATERAL (VALUES
+      (1, format('GRANT %s TO %s%s', privilege, grantee, option)),
+      (2, format('REVOKE GRANT OPTION FOR %s FROM %s CASCADE', privilege, grantor)),
+      (3, format('GRANT %s TO %s WITH GRANT OPTION', privilege, grantor))
+    ) c (step, command)
+    GROUP BY c.step, c.command
+    ORDER BY c.step
+  LOOP
+    EXECUTE command;
+  END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency.take_over_grants() IS 'internal: makes every grant on our objects one of their owner';
+
 -- Definers, so that the grants come from the objects' owner, and a dump holds
 -- plain GRANT statements that any later owner of the extension can repeat.
 CREATE FUNCTION idempotency.grant_usage(role name) RETURNS void
@@ -918,6 +962,7 @@ DECLARE
 BEGIN
   -- two GRANTs on one object at once fail
   LOCK TABLE idempotency.machines IN SHARE UPDATE EXCLUSIVE MODE;
+  PERFORM idempotency.take_over_grants();
   FOR privilege IN SELECT idempotency.privileges_of('admin') LOOP
     EXECUTE format('REVOKE %s FROM %I', privilege, role);
   END LOOP;
@@ -925,8 +970,13 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
--- The owner, superuser or not, has everything and may pass it on.
+-- Nothing for PUBLIC, whatever the default privileges are.
+REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
+
+-- The owner, superuser or not, has everything and may pass it on.
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;
 DO $$
 DECLARE

@@ -52,6 +52,8 @@ static char *free_trigger_name(Relation rel, const char *name);
 static Datum state_names(const Machine *machine);
 static SPIPlanPtr prepare(const char *query, int nargs, Oid *types);
 static char *quoted_column(Relation rel, AttrNumber column);
+static char *state_as_text(Relation rel, AttrNumber column);
+static char *key_for_json(Relation rel, AttrNumber column);
 pg_noreturn static void refuse(const char *message, const char *hint);
 
 /*
@@ -173,7 +175,7 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 		if (table->nkeys > 1)
 			appendStringInfo(&id, "%s%s, ", i > 0 ? ", " : "",
 							 quote_literal_cstr(get_attname(RelationGetRelid(rel), column, false)));
-		appendStringInfoString(&id, quoted_column(rel, column));
+		appendStringInfoString(&id, key_for_json(rel, column));
 	}
 
 	/* An audit that leaves rows out unasked would be none: fail instead. */
@@ -184,7 +186,8 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 	for (int i = 0; i < table->nguards; i++)
 	{
 		const Guard *guard = &table->guards[i];
-		char	   *state = quoted_column(rel, guard->column);
+		char	   *column = quoted_column(rel, guard->column);
+		char	   *state = state_as_text(rel, guard->column);
 		Oid			types[2] = {TEXTARRAYOID, TEXTOID};
 		Datum		values[2];
 		SPIPlanPtr	plan;
@@ -193,13 +196,13 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 		values[0] = state_names(idempotency_find_machine(guard->machine));
 		values[1] = CStringGetTextDatum(psprintf("not a state of machine \"%s\"",
 												 guard->machine));
-		plan = prepare(psprintf("SELECT pg_catalog.%s(%s), t.%s::pg_catalog.text,"
+		plan = prepare(psprintf("SELECT pg_catalog.%s(%s), %s,"
 								" CASE WHEN t.%s IS NULL THEN 'null state' ELSE $2 END"
 								" FROM %s AS t"
-								" WHERE t.%s IS NULL OR t.%s::pg_catalog.text OPERATOR(pg_catalog.<>) ALL ($1)",
+								" WHERE t.%s IS NULL OR %s OPERATOR(pg_catalog.<>) ALL ($1)",
 								table->nkeys > 1 ? "jsonb_build_object" : "to_jsonb",
-								id.data, state, state,
-								idempotency_quoted_name(rel), state, state),
+								id.data, state, column,
+								idempotency_quoted_name(rel), column, state),
 					   2, types);
 		portal = SPI_cursor_open(NULL, plan, values, NULL, true);
 		for (;;)
@@ -452,7 +455,7 @@ check_state_column(Relation rel, AttrNumber column)
 static void
 check_rows(Relation rel, AttrNumber column, const char *machine)
 {
-	char	   *state = quoted_column(rel, column);
+	char	   *state = state_as_text(rel, column);
 	Oid			types[1] = {TEXTARRAYOID};
 	Datum		values[1] = {state_names(idempotency_find_machine(machine))};
 	int			nest = NewGUCNestLevel();
@@ -463,10 +466,11 @@ check_rows(Relation rel, AttrNumber column, const char *machine)
 	(void) set_config_option("row_security", "off", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
 	SPI_connect();
-	plan = prepare(psprintf("SELECT pg_catalog.count(*), pg_catalog.min(t.%s::pg_catalog.text)"
+	plan = prepare(psprintf("SELECT pg_catalog.count(*), pg_catalog.min(%s)"
 							" FROM %s AS t"
-							" WHERE t.%s IS NULL OR t.%s::pg_catalog.text OPERATOR(pg_catalog.<>) ALL ($1)",
-							state, idempotency_quoted_name(rel), state, state),
+							" WHERE t.%s IS NULL OR %s OPERATOR(pg_catalog.<>) ALL ($1)",
+							state, idempotency_quoted_name(rel),
+							quoted_column(rel, column), state),
 				   1, types);
 	if (SPI_execute_snapshot(plan, values, NULL, GetLatestSnapshot(),
 							 InvalidSnapshot, true, false, 0) != SPI_OK_SELECT ||
@@ -597,6 +601,39 @@ quoted_column(Relation rel, AttrNumber column)
 {
 	return pstrdup(quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(rel),
 														  column - 1)->attname)));
+}
+
+/*
+ * SQL for the state as text, as the guard reads it.  An enum's owner may have
+ * made a cast of its own, and whoever looks at his table would run it.
+ */
+static char *
+state_as_text(Relation rel, AttrNumber column)
+{
+	Oid			type = getBaseType(TupleDescAttr(RelationGetDescr(rel),
+												 column - 1)->atttypid);
+
+	if (!type_is_enum(type))
+		return psprintf("t.%s::pg_catalog.text", quoted_column(rel, column));
+	return psprintf("pg_catalog.textin(pg_catalog.enum_out(t.%s::%s))",
+					quoted_column(rel, column),
+					format_type_extended(type, -1, FORMAT_TYPE_FORCE_QUALIFY));
+}
+
+/*
+ * SQL for a column of the primary key, on its way to jsonb.  For the same
+ * reason as text where the type is not a base type: those only superusers make.
+ */
+static char *
+key_for_json(Relation rel, AttrNumber column)
+{
+	Oid			type = getBaseType(TupleDescAttr(RelationGetDescr(rel),
+												 column - 1)->atttypid);
+	Oid			element = get_base_element_type(type);
+
+	if (get_typtype(getBaseType(OidIsValid(element) ? element : type)) == TYPTYPE_BASE)
+		return psprintf("t.%s", quoted_column(rel, column));
+	return psprintf("pg_catalog.format('%%s', t.%s)", quoted_column(rel, column));
 }
 
 /* hint may be NULL */

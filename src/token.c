@@ -185,7 +185,7 @@ static TimestampTz expiry(TimestampTz issued_at, const Interval *ttl);
 static void write_token(Token *token, const TokenKey *key);
 static bool read_token(Token *token, const text *encoded);
 static bool is_genuine(const Token *token);
-static bool is_stale(const Token *token);
+static bool is_stale(const Token *token, TimestampTz now);
 static TokenStatus look_at_token(Token *token);
 static TokenStatus mark_token(Token *token, bool revoke, TimestampTz give_up,
 							  const char *function);
@@ -222,6 +222,7 @@ Datum
 idempotency_issue_token(PG_FUNCTION_ARGS)
 {
 	Token		token = {0};
+	const TokenKey *key;
 
 	get_binding(fcinfo, 0, &token);
 	if (PG_ARGISNULL(2))
@@ -241,11 +242,14 @@ idempotency_issue_token(PG_FUNCTION_ARGS)
 					 errmsg("payload is longer than %d bytes", MAX_PAYLOAD),
 					 errhint("Store it in a table, and put its key into the payload.")));
 	}
+	token.generation = current_generation(&token);
+	key = signing_key();
+
+	/* not before: the tables may have been waited for */
 	token.issued_at = GetCurrentTimestamp();
 	token.expires_at = expiry(token.issued_at, PG_GETARG_INTERVAL_P(2));
-	token.generation = current_generation(&token);
 	make_id(&token.id);
-	write_token(&token, signing_key());
+	write_token(&token, key);
 	PG_RETURN_TEXT_P(base64url(token.bytes, token.len + SIGNATURE_SIZE));
 }
 
@@ -617,10 +621,10 @@ is_genuine(const Token *token)
 
 /* Is its mark, if it had one, past retention? */
 static bool
-is_stale(const Token *token)
+is_stale(const Token *token, TimestampTz now)
 {
 	return token->expires_at + idempotency_token_retention * USECS_PER_SEC <=
-		GetCurrentTimestamp();
+		now;
 }
 
 /* What is the token's status, as far as it is committed or our own doing? */
@@ -631,13 +635,12 @@ look_at_token(Token *token)
 	TokenStatus status;
 	TimestampTz now;
 
-	if (!is_genuine(token))
-		return TOKEN_INVALID;
-	if (is_stale(token))
-		return TOKEN_STALE;
-
 	open_mark(&row, token, AccessShareLock);
-	if (idempotency_read_newest_row(&row))
+	if (!is_genuine(token))
+		status = TOKEN_INVALID;
+	else if (is_stale(token, GetCurrentTimestamp()))
+		status = TOKEN_STALE;
+	else if (idempotency_read_newest_row(&row))
 		status = judge_marked(token, &row);
 	else
 		status = judge_unmarked(token, &now);
@@ -678,7 +681,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 			status = TOKEN_INVALID;
 			break;
 		}
-		if (is_stale(token))
+		if (is_stale(token, GetCurrentTimestamp()))
 		{
 			status = TOKEN_STALE;
 			break;
@@ -730,15 +733,22 @@ judge_marked(Token *token, RowAccess *row)
 }
 
 /*
- * The status of a token that has no mark, and the moment that it is about: the
- * generations' table may have been waited for.
+ * The status of a token that has no mark, and the moment that it is about.
+ * The generations' table may have been waited for; meanwhile the key may have
+ * been retired, and a token without a mark may be one whose mark was purged.
  */
 static TokenStatus
 judge_unmarked(const Token *token, TimestampTz *now)
 {
-	if (token->generation < current_generation(token))
-		return TOKEN_REVOKED;
+	bool		revoked = token->generation < current_generation(token);
+
+	if (find_key(token->key) == NULL)
+		return TOKEN_INVALID;
 	*now = GetCurrentTimestamp();
+	if (is_stale(token, *now))
+		return TOKEN_STALE;
+	if (revoked)
+		return TOKEN_REVOKED;
 	if (*now >= end_of(token))
 		return TOKEN_EXPIRED;
 	return TOKEN_VALID;

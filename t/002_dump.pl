@@ -21,6 +21,7 @@ $node->safe_psql(
 	CREATE DATABASE by_owner OWNER owner;
 	CREATE DATABASE by_superuser OWNER owner;
 	CREATE DATABASE by_restore OWNER owner;
+	CREATE DATABASE by_role OWNER owner;
 });
 
 sub query
@@ -89,9 +90,11 @@ $node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr
 	'so does a superuser');
 $node->command_ok([ 'pg_restore', '-e', '-U', 'owner', '-d', $node->connstr('by_restore'), "$dir/owner.dump" ],
 	'and pg_restore');
+$node->command_ok([ 'pg_restore', '-e', '--role', 'owner', '-d', $node->connstr('by_role'), "$dir/owner.dump" ],
+	'also for a superuser in the role of the owner');
 query($su, 'by_superuser', q{SELECT idempotency.grant_admin('owner')});
 
-for my $db (qw(by_owner by_superuser by_restore))
+for my $db (qw(by_owner by_superuser by_restore by_role))
 {
 	is(query($su, $db, $keys), query($su, 'source', $keys), "$db: keys");
 	is(query($su, $db, $grants), query($su, 'source', $grants), "$db: grants");
@@ -109,8 +112,28 @@ for my $db (qw(by_owner by_superuser by_restore))
 	is(query('owner', $db, q{SELECT idempotency.once('dump', 'owner'), idempotency.forget('dump', 'owner')}), 't|t', "$db: so is the owner");
 }
 # a second generation
-$node->command_ok([ 'pg_dump', '-U', 'owner', '-f', "$dir/again.sql", '-d', $node->connstr('by_owner') ],
-	'what was restored can be dumped');
+for my $db (qw(by_owner by_restore by_role))
+{
+	$node->command_ok([ 'pg_dump', '-U', 'owner', '-f', "$dir/again.sql", '-d', $node->connstr($db) ],
+		"$db: the owner can dump it again");
+}
+
+# a restore by the owner makes the grants the owner's; they can be taken back all the same
+for my $by ([ 'by_owner', 'owner' ], [ 'by_superuser', $su ], [ 'by_restore', $su ], [ 'by_role', 'owner' ])
+{
+	my ($db, $role) = @$by;
+	query($role, $db, q{SELECT idempotency.revoke_admin('odd "ops')});
+	is(sqlstate('odd "ops', $db, q{SELECT idempotency.forget('dump', 'completed')}), '42501', "$db: ops is no administrator any more");
+	is(query('odd "ops', $db, q{SELECT idempotency.once('dump', 'ops')}), 't', "$db: but a user");
+	is(query('app', $db, q{SELECT idempotency.once('dump', 'app')}), 't', "$db: as app is");
+	query($role, $db, q{SELECT idempotency.revoke_usage(r) FROM unnest('{app,odd \"ops}'::name[]) AS r});
+	is(query($su, $db, $grants), '', "$db: revoked");
+	is(query($su, $db, q{
+		SELECT count(*) FROM pg_shdepend WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+		  AND refobjid IN (SELECT oid FROM pg_roles WHERE rolname IN ('app', 'odd "ops'))}), '0', "$db: nothing keeps the roles from being dropped");
+	is(query('owner', $db, q{SELECT idempotency.once('dump', 'the owner'), idempotency.forget('dump', 'the owner')}), 't|t', "$db: the owner keeps everything");
+}
+is(query('owner', 'by_owner', q{SELECT idempotency.grant_usage('app'); GRANT SELECT ON idempotency.stats TO app}), '', 'and may pass it on');
 
 # DROP EXTENSION
 query('owner', 'by_owner', 'DROP EXTENSION idempotency');
@@ -134,6 +157,24 @@ is( query('owner', 'by_owner', q{
 	CREATE EXTENSION idempotency;
 	SELECT idempotency.once('dump', 'same session');}),
 	"t\nt", 'in one session as well');
+
+# whatever is the default for what is created there
+query($su, 'by_owner', q{
+	CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler;
+	ALTER DATABASE by_owner SET default_table_access_method = other;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO PUBLIC;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO PUBLIC;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO PUBLIC;});
+query('owner', 'by_owner', 'DROP EXTENSION idempotency');
+query('owner', 'by_owner', 'CREATE EXTENSION idempotency');
+is(query('owner', 'by_owner', q{SELECT idempotency.once('dump', 'defaults')}), 't', 'another access method is the default');
+is(query($su, 'by_owner', q{
+	SELECT string_agg(name, ' ')
+	FROM (SELECT nspname, nspacl FROM pg_namespace WHERE nspname = 'idempotency'
+	      UNION ALL SELECT relname, relacl FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v', 'S')
+	      UNION ALL SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace) AS o (name, acl),
+	     aclexplode(acl) WHERE grantee = 0}), '', 'nothing is for PUBLIC, whatever the default privileges are');
 
 # the schema is ours: nobody can have prepared it
 query('owner', 'by_owner', 'DROP EXTENSION idempotency; CREATE SCHEMA idempotency');

@@ -105,6 +105,34 @@ SET timezone = 'UTC';
 SELECT table_name, row_id, event, from_state, to_state FROM idempotency.transition_log ORDER BY id;
 DELETE FROM idempotency.transition_log;
 SELECT * FROM idempotency.off_graph('t_enum');
+
+-- a cast that the table's owner made runs for nobody who looks at the table
+SET ROLE regress_typist;
+CREATE FUNCTION as_text(state) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'run by %', current_user; END $$;
+CREATE FUNCTION as_json(state) RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE 'run by %', current_user; END $$;
+CREATE CAST (state AS text) WITH FUNCTION as_text(state);
+CREATE CAST (state AS json) WITH FUNCTION as_json(state);
+CREATE TYPE pair AS (a state, b int);
+CREATE TABLE k_enum (id dstate PRIMARY KEY, s dstate);
+CREATE TABLE k_array (id state[] PRIMARY KEY, s state);
+CREATE TABLE k_pair (id pair, n int, s text, PRIMARY KEY (n, id));
+INSERT INTO k_enum VALUES ('new', 'settled'), ('paid', 'new'), ('sent off', NULL);
+INSERT INTO k_array VALUES ('{sent off,new}', 'new');
+INSERT INTO k_pair VALUES ('(sent off,1)', 2, 'new');
+SELECT idempotency.attach_machine(t, 's', 'ty') FROM unnest('{k_array,k_pair}'::regclass[]) t;
+RESET ROLE;
+SELECT idempotency.attach_machine('k_enum', 's', 'ty');
+DELETE FROM k_enum WHERE s IS NULL;
+SELECT idempotency.attach_machine('k_enum', 's', 'ty');
+UPDATE k_enum SET s = 'new';
+SELECT idempotency.attach_machine('k_enum', 's', 'ty');
+SET session_replication_role = replica;
+UPDATE k_enum SET s = 'settled' WHERE id::state = 'new';
+UPDATE k_array SET s = 'settled';
+UPDATE k_pair SET s = NULL;
+RESET session_replication_role;
+SELECT t, g.* FROM unnest('{k_enum,k_array,k_pair}'::regclass[]) t, idempotency.off_graph(t) g;
+
 SET client_min_messages = warning;
 DROP SCHEMA "My ""Schema""" CASCADE;
 SELECT idempotency.drop_machine('ty');

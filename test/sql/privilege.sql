@@ -46,6 +46,30 @@ SELECT * FROM regress.rights ORDER BY role COLLATE "C";
 SELECT idempotency.revoke_usage('regress_admin');
 SELECT * FROM regress.rights ORDER BY role COLLATE "C";
 
+-- also what was granted by another role, and passed on by one more
+GRANT USAGE ON SCHEMA idempotency TO "Regress_App" WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION idempotency.once(text, text, interval), idempotency.purge(integer) TO "Regress_App" WITH GRANT OPTION;
+SET ROLE "Regress_App";
+GRANT USAGE ON SCHEMA idempotency TO regress_admin WITH GRANT OPTION;
+GRANT EXECUTE ON FUNCTION idempotency.once(text, text, interval), idempotency.purge(integer) TO regress_admin WITH GRANT OPTION;
+SET ROLE regress_admin;
+GRANT USAGE ON SCHEMA idempotency TO regress_app;
+GRANT EXECUTE ON FUNCTION idempotency.once(text, text, interval), idempotency.purge(integer) TO regress_app;
+RESET ROLE;
+SELECT * FROM regress.rights ORDER BY role COLLATE "C";
+SELECT idempotency.revoke_admin('regress_app');
+SELECT * FROM regress.rights ORDER BY role COLLATE "C";
+SELECT idempotency.revoke_usage('regress_app');
+SELECT * FROM regress.rights ORDER BY role COLLATE "C";
+SET ROLE regress_admin;
+SELECT idempotency.once('privilege', 'granted');
+GRANT EXECUTE ON FUNCTION idempotency.once(text, text, interval) TO regress_app;
+RESET ROLE;
+SELECT idempotency.revoke_usage('Regress_App'), idempotency.revoke_usage('regress_admin');
+SELECT role, any_usage FROM regress.may_call WHERE any_usage > 0 ORDER BY role COLLATE "C";
+SELECT idempotency.revoke_usage('regress_app');
+SELECT * FROM regress.rights ORDER BY role COLLATE "C";
+
 -- odd names are names
 SELECT idempotency.grant_usage('regress odd ".name'), idempotency.grant_admin('Regress_App');
 SELECT * FROM regress.rights ORDER BY role COLLATE "C";
