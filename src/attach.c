@@ -296,8 +296,10 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 		refuse(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
 			   psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
 						get_rel_name(llast_oid(get_partition_ancestors(relid)))));
+	/* not has_subclass(): that is true until VACUUM once there was a child */
+	children = find_all_inheritors(relid, NoLock, NULL);
 	if (rel->rd_rel->relkind == RELKIND_RELATION &&
-		(has_subclass(relid) || has_superclass(relid)))
+		(list_length(children) > 1 || has_superclass(relid)))
 		refuse(psprintf("table \"%s\" has inheritance parents or children",
 						RelationGetRelationName(rel)),
 			   "Use a partitioned table.");
@@ -310,7 +312,6 @@ idempotency_check_attachable(Relation rel, AttrNumber column)
 		refuse(psprintf("column \"%s\" is generated", NameStr(attr->attname)),
 			   "Use a column that an UPDATE can set.");
 
-	children = find_all_inheritors(relid, NoLock, NULL);
 	foreach(lc, children)
 	{
 		Relation	part = table_open(lfirst_oid(lc), NoLock);

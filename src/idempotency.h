@@ -228,6 +228,8 @@ extern void idempotency_append_equality(StringInfo buf, const char *left,
 										Oid equality, const char *right,
 										Oid type);
 pg_noreturn extern void idempotency_no_such_table(Oid relid);
+extern void idempotency_from_json(Jsonb *object, TupleDesc columns,
+								  Datum *values, bool *isnull);
 
 /* purge.c: removing what has expired */
 #define PURGEABLES 4			/* kinds of rows that expire */

@@ -137,7 +137,6 @@ static void append_key_condition(StringInfo buf, const char *column, Oid type,
 								 bool nulls_conflict);
 static char *collation_name(Oid collation);
 static char *opclass_name(Oid opclass);
-static void convert_members(Shape *shape, Jsonb *new_row, Datum *values, bool *isnull);
 static void check_key_not_null(Shape *shape, bool *isnull);
 static bool insert_or_find(Shape *shape, Relation rel, Datum *values, bool *isnull,
 						   MemoryContext context, Datum *stored, bool *found);
@@ -215,7 +214,7 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 		bool		created;
 		bool		found;
 
-		convert_members(shape, new_row, values, isnull);
+		idempotency_from_json(new_row, shape->members, values, isnull);
 		check_key_not_null(shape, isnull);
 		created = insert_or_find(shape, rel, values, isnull, context,
 								 &columns[1], &found);
@@ -749,37 +748,6 @@ opclass_name(Oid opclass)
 									  NameStr(form->opcname));
 	ReleaseSysCache(tuple);
 	return name;
-}
-
-/*
- * Convert the members to their columns' types, exactly as jsonb_populate_record
- * does, by its sibling that takes the columns from the caller: so a column
- * that was not given is not touched, whatever its domain says about NULL.
- */
-static void
-convert_members(Shape *shape, Jsonb *new_row, Datum *values, bool *isnull)
-{
-	LOCAL_FCINFO(fcinfo, 1);
-	FmgrInfo	flinfo;
-	ReturnSetInfo rsinfo = {
-		.type = T_ReturnSetInfo,
-		.expectedDesc = shape->members
-	};
-	HeapTupleHeader header;
-	HeapTupleData tuple;
-
-	fmgr_info(F_JSONB_TO_RECORD, &flinfo);
-	InitFunctionCallInfoData(*fcinfo, &flinfo, 1, InvalidOid, NULL,
-							 (Node *) &rsinfo);
-	fcinfo->args[0].value = JsonbPGetDatum(new_row);
-	fcinfo->args[0].isnull = false;
-
-	header = DatumGetHeapTupleHeader(FunctionCallInvoke(fcinfo));
-	tuple.t_len = HeapTupleHeaderGetDatumLength(header);
-	ItemPointerSetInvalid(&tuple.t_self);
-	tuple.t_tableOid = InvalidOid;
-	tuple.t_data = header;
-	heap_deform_tuple(&tuple, shape->members, values, isnull);
 }
 
 /*

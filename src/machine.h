@@ -155,9 +155,10 @@ typedef struct GuardedUpdate
 	AttrNumber	column;			/* of the state or the version */
 	Oid			type;			/* the column's, below any domain */
 	Datum	   *key;			/* the primary key's values */
-	Jsonb	   *changes;		/* NULL: none */
 	int			nchanged;
-	AttrNumber *changed;		/* the columns that changes sets */
+	AttrNumber *changed;		/* the columns that the call sets further */
+	Datum	   *changes;		/* and their values */
+	bool	   *changes_null;
 
 	/* of a state: what is asked for; not given where data is NULL */
 	const Guard *guard;			/* NULL: it is a version */

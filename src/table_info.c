@@ -13,12 +13,14 @@
 #include "idempotency.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/nbtree.h"
 #include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "funcapi.h"
 #include "machine.h"
 #include "nodes/makefuncs.h"
 #include "utils/builtins.h"
@@ -127,6 +129,7 @@ idempotency_no_such_table(Oid relid)
  * with an index's equality operator.  The operands are cast to its input type,
  * but for a polymorphic one to their own: the parser takes a domain over an
  * enum for no enum, and arrays of varchar for other arrays than those of text.
+ * An enum itself needs no cast, nor then USAGE on the schema of its type.
  */
 void
 idempotency_append_equality(StringInfo buf, const char *left, Oid equality,
@@ -136,7 +139,11 @@ idempotency_append_equality(StringInfo buf, const char *left, Oid equality,
 	Oid			righttype;
 
 	op_input_types(equality, &lefttype, &righttype);
-	if (IsPolymorphicType(lefttype))
+	if (!IsPolymorphicType(lefttype))
+		generate_operator_clause(buf, left, type, equality, right, type);
+	else if (type_is_enum(type))
+		generate_operator_clause(buf, left, lefttype, equality, right, righttype);
+	else
 	{
 		const char *base = format_type_extended(getBaseType(type), -1,
 												FORMAT_TYPE_TYPEMOD_GIVEN |
@@ -146,8 +153,39 @@ idempotency_append_equality(StringInfo buf, const char *left, Oid equality,
 								 equality, psprintf("%s::%s", right, base),
 								 righttype);
 	}
-	else
-		generate_operator_clause(buf, left, type, equality, right, type);
+}
+
+/*
+ * Convert the members of an object to the types of the columns that bear their
+ * names, exactly as jsonb_populate_record does, by its sibling that takes the
+ * columns from the caller: so a column that was not given is not touched,
+ * whatever its domain says about NULL.
+ */
+void
+idempotency_from_json(Jsonb *object, TupleDesc columns, Datum *values,
+					  bool *isnull)
+{
+	LOCAL_FCINFO(fcinfo, 1);
+	FmgrInfo	flinfo;
+	ReturnSetInfo rsinfo = {
+		.type = T_ReturnSetInfo,
+		.expectedDesc = columns
+	};
+	HeapTupleHeader header;
+	HeapTupleData tuple;
+
+	fmgr_info(F_JSONB_TO_RECORD, &flinfo);
+	InitFunctionCallInfoData(*fcinfo, &flinfo, 1, InvalidOid, NULL,
+							 (Node *) &rsinfo);
+	fcinfo->args[0].value = JsonbPGetDatum(object);
+	fcinfo->args[0].isnull = false;
+
+	header = DatumGetHeapTupleHeader(FunctionCallInvoke(fcinfo));
+	tuple.t_len = HeapTupleHeaderGetDatumLength(header);
+	ItemPointerSetInvalid(&tuple.t_self);
+	tuple.t_tableOid = InvalidOid;
+	tuple.t_data = header;
+	heap_deform_tuple(&tuple, columns, values, isnull);
 }
 
 /* The machine attached to a column, or NULL. */

@@ -21,6 +21,10 @@
  *									forbids to update it
  *									else: somebody was faster, start over
  *
+ * Which version of the row it is (ctid, tableoid) is read only once a first
+ * round came to the last step: whoever has privileges on the key and the state
+ * alone, and not on the table, gets every other answer without it.
+ *
  * Each statement has its own snapshot under READ COMMITTED.  Above it a lost
  * race ends in 40001 at the first UPDATE or lock.
  *
@@ -53,6 +57,7 @@ typedef enum PlanKind
 {
 	PLAN_UPDATE,
 	PLAN_LOOK,
+	PLAN_IDENTIFY,				/* a look that also tells the row's version */
 	PLAN_LOCK
 } PlanKind;
 
@@ -109,8 +114,8 @@ static int	run_plan(KeptPlan *kept, Datum *values, const char *nulls,
 static KeptPlan *get_plan(GuardedUpdate *update, PlanKind kind);
 static SPIPlanPtr build_plan(GuardedUpdate *update, PlanKind kind);
 static void append_where(StringInfo buf, const GuardedUpdate *update);
-static void append_changes(StringInfo buf, const GuardedUpdate *update,
-						   int param);
+static Form_pg_attribute column_attr(const GuardedUpdate *update,
+									 AttrNumber column);
 static const char *column_name(const GuardedUpdate *update, AttrNumber column);
 static NameRef datum_name(const GuardedUpdate *update, Datum state);
 static bool same_name(NameRef a, NameRef b);
@@ -220,33 +225,44 @@ idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo)
 }
 
 /*
- * The columns that an argument of type jsonb sets further; NULL and {} set
- * none.  22023 if it is no object or sets the guarded column, 42703 if a
- * column does not exist.
+ * The columns that an argument of type jsonb sets further, and their values as
+ * the columns' types take them from JSON; NULL and {} set none.  22023 if it
+ * is no object or sets the guarded column, 42703 if a column does not exist,
+ * and what the types say about a value.
+ *
+ * The values become parameters of the UPDATE, so that it names no type: the
+ * caller may lack USAGE on a type's schema, as for an UPDATE by hand, and the
+ * type may be renamed.
  */
 void
 idempotency_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 						 int arg)
 {
+	Jsonb	   *changes;
 	JsonbIterator *it;
 	JsonbIteratorToken token;
 	JsonbValue	value;
+	TupleDesc	columns;
 
 	if (PG_ARGISNULL(arg))
 		return;
-	update->changes = PG_GETARG_JSONB_P(arg);
-	if (!JB_ROOT_IS_OBJECT(update->changes))
+	changes = PG_GETARG_JSONB_P(arg);
+	if (!JB_ROOT_IS_OBJECT(changes))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("changes must be an object from columns to values"),
 				 errhint("Build it with jsonb_build_object('column', value, ...).")));
-	update->changed = palloc(JB_ROOT_COUNT(update->changes) * sizeof(AttrNumber));
+	if (JB_ROOT_COUNT(changes) == 0)
+		return;
+	update->changed = palloc(JB_ROOT_COUNT(changes) * sizeof(AttrNumber));
+	columns = CreateTemplateTupleDesc(JB_ROOT_COUNT(changes));
 
-	it = JsonbIteratorInit(&update->changes->root);
+	it = JsonbIteratorInit(&changes->root);
 	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
 	{
 		char	   *name;
 		AttrNumber	column;
+		Form_pg_attribute attr;
 
 		if (token != WJB_KEY)
 			continue;
@@ -264,7 +280,16 @@ idempotency_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 					 errmsg("changes cannot set column \"%s\"", name),
 					 errhint("This column is what the call itself sets.")));
 		update->changed[update->nchanged++] = column;
+		attr = column_attr(update, column);
+		TupleDescInitEntry(columns, update->nchanged, name, attr->atttypid,
+						   attr->atttypmod, attr->attndims);
 	}
+	TupleDescFinalize(columns);
+
+	update->changes = palloc(update->nchanged * sizeof(Datum));
+	update->changes_null = palloc(update->nchanged * sizeof(bool));
+	idempotency_from_json(changes, columns, update->changes,
+						  update->changes_null);
 }
 
 /* Carry it out; see the head of this file.  update->current is the row's. */
@@ -272,6 +297,7 @@ UpdateOutcome
 idempotency_guarded_update(GuardedUpdate *update)
 {
 	UpdateOutcome outcome = UPDATE_APPLIED;
+	PlanKind	kind = PLAN_LOOK;
 
 	SPI_connect();
 	for (;;)
@@ -283,7 +309,7 @@ idempotency_guarded_update(GuardedUpdate *update)
 		if (update->decided && attempt(update))
 			break;
 
-		if (!look(update, PLAN_LOOK))
+		if (!look(update, kind))
 		{
 			outcome = UPDATE_NOT_FOUND;
 			break;
@@ -306,7 +332,12 @@ idempotency_guarded_update(GuardedUpdate *update)
 				outcome = UPDATE_SUPPRESSED;
 			break;
 		}
-		if (!look(update, PLAN_LOOK))
+		if (kind == PLAN_LOOK)
+		{
+			kind = PLAN_IDENTIFY;
+			continue;
+		}
+		if (!look(update, PLAN_IDENTIFY))
 		{
 			outcome = UPDATE_NOT_FOUND;
 			break;
@@ -726,12 +757,15 @@ look(GuardedUpdate *update, PlanKind kind)
 	execute(update, kind, NULL);
 	if (SPI_processed == 0)
 		return false;
-	update->tid = *(ItemPointer) DatumGetPointer(SPI_getbinval(SPI_tuptable->vals[0],
-															   SPI_tuptable->tupdesc,
-															   2, &isnull));
-	update->partition = DatumGetObjectId(SPI_getbinval(SPI_tuptable->vals[0],
-													   SPI_tuptable->tupdesc, 3,
-													   &isnull));
+	if (kind == PLAN_IDENTIFY)
+	{
+		update->tid = *(ItemPointer) DatumGetPointer(SPI_getbinval(SPI_tuptable->vals[0],
+																   SPI_tuptable->tupdesc,
+																   2, &isnull));
+		update->partition = DatumGetObjectId(SPI_getbinval(SPI_tuptable->vals[0],
+														   SPI_tuptable->tupdesc, 3,
+														   &isnull));
+	}
 	SPI_freetuptable(SPI_tuptable);
 	return true;
 }
@@ -759,21 +793,26 @@ check_stored(const GuardedUpdate *update)
 static void
 execute(GuardedUpdate *update, PlanKind kind, const AskedMove *asked)
 {
-	Datum		values[INDEX_MAX_KEYS + 3];
-	char		nulls[INDEX_MAX_KEYS + 3];
 	int			nkeys = update->table->nkeys;
+	int			nargs = nkeys + 2 + update->nchanged;
+	Datum	   *values = palloc(nargs * sizeof(Datum));
+	char	   *nulls = palloc(nargs);
 	int			result;
 
 	Assert(update->key != NULL);
+	/* what is not given is null, used or not: extensions log the parameters */
+	memset(nulls, ' ', nargs);
+	if (!update->decided)
+		nulls[nkeys] = nulls[nkeys + 1] = 'n';
 	memcpy(values, update->key, nkeys * sizeof(Datum));
 	values[nkeys] = update->expected;
 	values[nkeys + 1] = update->target;
-	values[nkeys + 2] = PointerGetDatum(update->changes);
-
-	/* also what the statement does not use: extensions log the parameters */
-	memset(nulls, ' ', nkeys);
-	nulls[nkeys] = nulls[nkeys + 1] = update->decided ? ' ' : 'n';
-	nulls[nkeys + 2] = update->changes != NULL ? ' ' : 'n';
+	for (int i = 0; i < update->nchanged; i++)
+	{
+		values[nkeys + 2 + i] = update->changes[i];
+		if (update->changes_null[i])
+			nulls[nkeys + 2 + i] = 'n';
+	}
 
 	result = run_plan(get_plan(update, kind), values, nulls, asked);
 	if (result < 0)
@@ -888,47 +927,55 @@ build_plan(GuardedUpdate *update, PlanKind kind)
 {
 	const TableInfo *table = update->table;
 	int			n = table->nkeys;
+	int			nchanged = kind == PLAN_UPDATE ? update->nchanged : 0;
 	const char *column = quote_identifier(column_name(update, update->column));
-	Oid			types[INDEX_MAX_KEYS + 3];
+	Oid		   *types = palloc((n + 2 + nchanged) * sizeof(Oid));
 	StringInfoData buf;
 	SPIPlanPtr	plan;
 
 	for (int i = 0; i < n; i++)
 		types[i] = table->keys[i].type;
 	types[n] = types[n + 1] = update->type;
-	types[n + 2] = JSONBOID;
 
 	initStringInfo(&buf);
 	if (kind == PLAN_UPDATE)
 	{
+		/* a domain over an enum finds no operator of the enum's */
+		const char *cast = update->guard != NULL &&
+		update->guard->kind == STATE_ENUM &&
+		column_attr(update, update->column)->atttypid != update->type ?
+		"::pg_catalog.text" : "";
+
 		appendStringInfo(&buf, "UPDATE %s AS t SET %s = $%d",
 						 idempotency_quoted_name(update->rel), column, n + 2);
-		if (update->nchanged > 0)
-			append_changes(&buf, update, n + 3);
+		for (int i = 0; i < nchanged; i++)
+		{
+			types[n + 2 + i] = column_attr(update, update->changed[i])->atttypid;
+			appendStringInfo(&buf, ", %s = $%d",
+							 quote_identifier(column_name(update, update->changed[i])),
+							 n + 3 + i);
+		}
 		append_where(&buf, update);
-		/* the cast: a domain over an enum finds no operator */
 		appendStringInfo(&buf,
-						 " AND t.%s::%s OPERATOR(pg_catalog.=) $%d RETURNING t.%s",
-						 column,
-						 format_type_extended(update->type, -1,
-											  FORMAT_TYPE_TYPEMOD_GIVEN |
-											  FORMAT_TYPE_FORCE_QUALIFY),
-						 n + 1, column);
+						 " AND t.%s%s OPERATOR(pg_catalog.=) $%d%s RETURNING t.%s",
+						 column, cast, n + 1, cast, column);
 	}
 	else
 	{
-		appendStringInfo(&buf, "SELECT t.%s, t.ctid, t.tableoid FROM %s AS t",
-						 column, idempotency_quoted_name(update->rel));
+		appendStringInfo(&buf, "SELECT t.%s%s FROM %s AS t", column,
+						 kind == PLAN_IDENTIFY ? ", t.ctid, t.tableoid" : "",
+						 idempotency_quoted_name(update->rel));
 		append_where(&buf, update);
 		if (kind == PLAN_LOCK)
 			appendStringInfoString(&buf, " FOR NO KEY UPDATE OF t");
 	}
 
-	plan = SPI_prepare(buf.data, n + 3, types);
+	plan = SPI_prepare(buf.data, n + 2 + nchanged, types);
 	if (plan == NULL)
 		elog(ERROR, "SPI_prepare failed: %s: %s",
 			 SPI_result_code_string(SPI_result), buf.data);
 	pfree(buf.data);
+	pfree(types);
 	return plan;
 }
 
@@ -938,48 +985,25 @@ append_where(StringInfo buf, const GuardedUpdate *update)
 	for (int i = 0; i < update->table->nkeys; i++)
 	{
 		const KeyColumn *key = &update->table->keys[i];
-		char		column[2 * NAMEDATALEN + 5];
-		char		param[16];
+		char	   *column = psprintf("t.%s", quote_identifier(column_name(update, key->column)));
 
-		snprintf(column, sizeof(column), "t.%s",
-				 quote_identifier(column_name(update, key->column)));
-		snprintf(param, sizeof(param), "$%d", i + 1);
 		appendStringInfoString(buf, i == 0 ? " WHERE " : " AND ");
-		idempotency_append_equality(buf, column, key->equality, param,
-									key->type);
+		idempotency_append_equality(buf, column, key->equality,
+									psprintf("$%d", i + 1),
+									column_attr(update, key->column)->atttypid);
 	}
 }
 
-/* Each value as its column's type takes it from JSON, as jsonb_to_record. */
-static void
-append_changes(StringInfo buf, const GuardedUpdate *update, int param)
+static Form_pg_attribute
+column_attr(const GuardedUpdate *update, AttrNumber column)
 {
-	for (int i = 0; i < update->nchanged; i++)
-		appendStringInfo(buf, "%s%s", i == 0 ? ", (" : ", ",
-						 quote_identifier(column_name(update, update->changed[i])));
-	for (int i = 0; i < update->nchanged; i++)
-		appendStringInfo(buf, "%sr.%s", i == 0 ? ") = (SELECT " : ", ",
-						 quote_identifier(column_name(update, update->changed[i])));
-	appendStringInfo(buf, " FROM pg_catalog.jsonb_to_record($%d) AS r(", param);
-	for (int i = 0; i < update->nchanged; i++)
-	{
-		Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(update->rel),
-											   update->changed[i] - 1);
-
-		appendStringInfo(buf, "%s%s %s", i == 0 ? "" : ", ",
-						 quote_identifier(NameStr(attr->attname)),
-						 format_type_extended(attr->atttypid, attr->atttypmod,
-											  FORMAT_TYPE_TYPEMOD_GIVEN |
-											  FORMAT_TYPE_FORCE_QUALIFY));
-	}
-	appendStringInfoString(buf, "))");
+	return TupleDescAttr(RelationGetDescr(update->rel), column - 1);
 }
 
 static const char *
 column_name(const GuardedUpdate *update, AttrNumber column)
 {
-	return NameStr(TupleDescAttr(RelationGetDescr(update->rel),
-								 column - 1)->attname);
+	return NameStr(column_attr(update, column)->attname);
 }
 
 /* A state of this column as a name. */

@@ -55,7 +55,7 @@ idempotency_attach_version(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 				 errmsg("column \"%s\" may be null", NameStr(attr->attname)),
 				 errhint("Make the version column NOT NULL DEFAULT 1.")));
-	if (idempotency_find_trigger(rel, "guard_version", InvalidAttrNumber, 0) != NULL)
+	if (idempotency_table_info(rel)->version != InvalidAttrNumber)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("table \"%s\" has a version column already",
@@ -64,8 +64,10 @@ idempotency_attach_version(PG_FUNCTION_ARGS)
 
 	idempotency_create_trigger(rel, "zz_IK_version", "BEFORE UPDATE", column,
 							   "idempotency.guard_version()");
-	idempotency_create_trigger(rel, "zz_IK_version_next", "BEFORE UPDATE",
-							   InvalidAttrNumber, "idempotency.guard_version()");
+	/* DROP COLUMN ... CASCADE has left it, if there was a version before */
+	if (idempotency_find_trigger(rel, "guard_version", InvalidAttrNumber, 0) == NULL)
+		idempotency_create_trigger(rel, "zz_IK_version_next", "BEFORE UPDATE",
+								   InvalidAttrNumber, "idempotency.guard_version()");
 	table_close(rel, NoLock);
 	PG_RETURN_VOID();
 }

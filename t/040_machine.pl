@@ -129,6 +129,12 @@ my (undef, undef, $stderr) = $standby->psql('source', q{
 	\set VERBOSITY verbose
 	SELECT idempotency.fire('ord', 8, 'pay')});
 like($stderr, qr/ERROR:  25006: .*HINT:/s, 'and refuses to move a row');
+for my $call ("attach_machine('parted', 'status', 'order')", "detach_machine('ord', 'the State')", "attach_version('ord', 'version')",
+	"define_machine('new', '{\"initial\": \"A\", \"transitions\": {\"A\": [\"B\"]}}')", "drop_machine('old')")
+{
+	(undef, undef, $stderr) = $standby->psql('source', "\\set VERBOSITY sqlstate\nSELECT idempotency.$call");
+	like($stderr, qr/25006/, "$call is refused there");
+}
 $node->safe_psql('source', q{SELECT idempotency.define_machine('order', '{"initial": "NEW", "transitions": {"NEW": {"pay": "PAID"}}}')});
 $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 unlike($standby->safe_psql('source', q{SELECT idempotency.machine_diagram('order')}), qr/LOST/, 'a change arrives there');

@@ -103,6 +103,10 @@ SELECT idempotency.attach_machine('gen', 'status', 'md order');
 SELECT idempotency.attach_machine('num', 'status', 'md order');
 SELECT idempotency.attach_machine('parent', 'status', 'md order');
 SELECT idempotency.attach_machine('child', 'status', 'md order');
+-- a child that is gone does not count, whether or not VACUUM has been there
+DROP TABLE child;
+SELECT idempotency.attach_machine('parent', 'status', 'md order');
+SELECT idempotency.detach_machine('parent', 'status');
 SELECT idempotency.attach_machine('ruled', 'status', 'md order');
 SELECT idempotency.attach_machine('parted', 'status', 'md order');
 SELECT idempotency.attach_machine('sub', 'status', 'md order');

@@ -114,6 +114,32 @@ SET ROLE regress_mover_other;
 SELECT * FROM idempotency.transition('mt.ord', 14, 'CREATED', 'PAID');
 SELECT * FROM idempotency.transition('mt.ord', 14, 'CREATED', 'PAID');
 SELECT idempotency.transition('mt.ord', 15, 'CREATED', 'PAID', '{"amount": 1}');
+-- on the key and the state alone: every answer but one, which has to know the
+-- row's version
+SET ROLE regress_mover;
+CREATE TABLE narrow (id int PRIMARY KEY, status text NOT NULL, secret text);
+SELECT idempotency.attach_machine('narrow', 'status', 'mt');
+INSERT INTO narrow SELECT i, 'CREATED' FROM generate_series(1, 4) i;
+GRANT SELECT (id, status), UPDATE (status) ON narrow TO regress_mover_other;
+CREATE FUNCTION swallow_3() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE TRIGGER swallow BEFORE UPDATE ON narrow FOR EACH ROW WHEN (NEW.id = 3) EXECUTE FUNCTION swallow_3();
+SET ROLE regress_mover_other;
+SELECT * FROM idempotency.transition('mt.narrow', 1, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('mt.narrow', 1, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('mt.narrow', 1, 'CREATED', 'CLOSED');
+SELECT * FROM idempotency.transition('mt.narrow', 2, NULL, 'PAID');
+SELECT * FROM idempotency.fire('mt.narrow', 2, 'close');
+SELECT * FROM idempotency.transition('mt.narrow', 3, 'CREATED', 'PAID');
+SELECT * FROM idempotency.transition('mt.narrow', 9, 'CREATED', 'PAID');
+SET ROLE regress_mover;
+ALTER TABLE narrow ENABLE ROW LEVEL SECURITY;
+CREATE POLICY see ON narrow FOR SELECT USING (true);
+SET ROLE regress_mover_other;
+SELECT idempotency.transition('mt.narrow', 4, 'CREATED', 'PAID');
+SET ROLE regress_mover;
+GRANT SELECT (ctid, tableoid) ON narrow TO regress_mover_other;
+SET ROLE regress_mover_other;
+SELECT * FROM idempotency.transition('mt.narrow', 4, 'CREATED', 'PAID');
 
 -- row security: hidden, visible but not to be updated, new row forbidden
 SET ROLE regress_mover;

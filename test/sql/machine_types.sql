@@ -100,6 +100,39 @@ ROLLBACK;
 ALTER TYPE state ADD VALUE 'paid';
 SELECT * FROM idempotency.fire('t_enum', 3, 'pay');
 
+-- a type may be renamed, and stand in a schema that the caller may not use: an
+-- UPDATE names it no more than one by hand
+RESET ROLE;
+CREATE ROLE regress_typist_other;
+SELECT idempotency.grant_usage('regress_typist_other');
+CREATE SCHEMA regress_types AUTHORIZATION regress_typist;
+GRANT USAGE ON SCHEMA "My ""Schema""" TO regress_typist_other;
+SET ROLE regress_typist;
+CREATE TYPE regress_types.state AS ENUM ('new', 'paid', 'sent off');
+CREATE DOMAIN regress_types.dstate AS regress_types.state;
+CREATE DOMAIN regress_types.short AS varchar(4) NOT NULL;
+CREATE TABLE far (id regress_types.state PRIMARY KEY, s regress_types.state, other regress_types.state, note regress_types.short DEFAULT '');
+CREATE TABLE dfar (id regress_types.state PRIMARY KEY, s regress_types.dstate);
+SELECT idempotency.attach_machine(t, 's', 'ty') FROM unnest('{far, dfar}'::regclass[]) t;
+INSERT INTO far VALUES ('new', 'new'), ('paid', 'new');
+INSERT INTO dfar VALUES ('new', 'new'), ('paid', 'new');
+GRANT SELECT, UPDATE ON far, dfar TO regress_typist_other;
+SET ROLE regress_typist_other;
+SELECT * FROM idempotency.transition('far', 'new', 'new', 'paid', '{"other": "paid", "note": "abcd"}');
+SELECT * FROM idempotency.transition('dfar', 'new', 'new', 'paid');
+SELECT * FROM idempotency.transition('far', 'new', 'paid', 'sent off', '{"note": null}');
+SELECT * FROM idempotency.transition('far', 'new', 'paid', 'sent off', '{"note": "abcde"}');
+SELECT * FROM idempotency.transition('far', 'new', 'paid', 'sent off', '{"other": "no"}');
+SELECT * FROM far ORDER BY id;
+RESET ROLE;
+ALTER TYPE regress_types.state RENAME TO status;
+ALTER DOMAIN regress_types.dstate RENAME TO dstatus;
+ALTER DOMAIN regress_types.short RENAME TO text;
+SET ROLE regress_typist_other;
+SET search_path = "My ""Schema""", pg_temp;
+SELECT * FROM idempotency.transition('far', 'paid', 'new', 'paid', '{"other": "new", "note": "abc"}');
+SELECT * FROM idempotency.transition('dfar', 'paid', 'new', 'paid');
+
 RESET ROLE;
 SET timezone = 'UTC';
 SELECT table_name, row_id, event, from_state, to_state FROM idempotency.transition_log ORDER BY id;
@@ -134,7 +167,8 @@ RESET session_replication_role;
 SELECT t, g.* FROM unnest('{k_enum,k_array,k_pair}'::regclass[]) t, idempotency.off_graph(t) g;
 
 SET client_min_messages = warning;
-DROP SCHEMA "My ""Schema""" CASCADE;
+DROP SCHEMA "My ""Schema""", regress_types CASCADE;
 SELECT idempotency.drop_machine('ty');
 SELECT idempotency.revoke_usage('regress_typist');
-DROP ROLE regress_typist;
+SELECT idempotency.revoke_usage('regress_typist_other');
+DROP ROLE regress_typist, regress_typist_other;

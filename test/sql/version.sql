@@ -124,6 +124,26 @@ SELECT v, note FROM item WHERE id = 5;
 SELECT idempotency.detach_version('item', 'v');
 SELECT code($$UPDATE item SET v = 5 WHERE id = 2$$);
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'item'::regclass AND tgfoid = 'idempotency.guard_version'::regproc;
+-- the column goes with its trigger: another one can take its place
+SELECT idempotency.attach_version('item', 'v');
+SET client_min_messages = warning;
+ALTER TABLE item DROP v CASCADE;
+RESET client_min_messages;
+UPDATE item SET stock = 1 WHERE id = 2;
+ALTER TABLE item ADD w bigint NOT NULL DEFAULT 1;
+SELECT idempotency.attach_version('item', 'w');
+SELECT * FROM idempotency.update_if('item', 2, 1, '{"stock": 2}');
+SELECT code($$UPDATE item SET w = 7 WHERE id = 2$$);
+SELECT idempotency.detach_version('item', 'w');
+SELECT count(*) FROM pg_trigger WHERE tgrelid = 'item'::regclass AND tgfoid = 'idempotency.guard_version'::regproc;
+-- privileges on the key, the version and what is changed alone
+SELECT idempotency.attach_version('item', 'w');
+REVOKE ALL ON item FROM regress_version_writer;
+GRANT SELECT (id, w), UPDATE (stock, w) ON item TO regress_version_writer;
+SET ROLE regress_version_writer;
+SELECT * FROM idempotency.update_if('ve.item', 2, 2, '{"stock": 3}');
+SELECT * FROM idempotency.update_if('ve.item', 2, 2, '{"stock": 3}');
+SELECT * FROM idempotency.update_if('ve.item', 99, 2, '{"stock": 3}');
 
 RESET ROLE;
 SET client_min_messages = warning;
