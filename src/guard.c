@@ -303,6 +303,7 @@ static void
 remember_moving_row(TriggerData *trigdata, const Guard *guard)
 {
 	HeapTupleHeader header = header_of(trigdata->tg_trigslot);
+	Oid			root;
 	NameRef		state;
 	MovingRow  *row;
 	MemoryContext old;
@@ -315,13 +316,14 @@ remember_moving_row(TriggerData *trigdata, const Guard *guard)
 										   &moving_rows_reset);
 	moving_rows_known = true;
 
+	root = root_of(trigdata->tg_relation);
+	state = slot_state(guard, trigdata->tg_trigslot);
 	old = MemoryContextSwitchTo(TopTransactionContext);
 	row = palloc(sizeof(MovingRow));
-	state = slot_state(guard, trigdata->tg_trigslot);
 	row->state.len = state.len;
 	row->state.data = state.data ? pnstrdup(state.data, state.len) : NULL;
 	row->column = pstrdup(state_column(trigdata, guard));
-	row->root = root_of(trigdata->tg_relation);
+	row->root = root;
 	row->subxact = GetCurrentSubTransactionId();
 	row->command = HeapTupleHeaderGetCmax(header);
 	row->next = moving_rows;
@@ -344,8 +346,15 @@ take_moving_row(TriggerData *trigdata, const Guard *guard, NameRef *from)
 			row->subxact == GetCurrentSubTransactionId() &&
 			strcmp(row->column, state_column(trigdata, guard)) == 0)
 		{
-			*from = row->state;
 			*link = row->next;
+			*from = row->state;
+			if (from->data != NULL)
+			{
+				from->data = pnstrdup(row->state.data, row->state.len);
+				pfree(unconstify(char *, row->state.data));
+			}
+			pfree(row->column);
+			pfree(row);
 			return true;
 		}
 	}

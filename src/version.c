@@ -188,7 +188,8 @@ idempotency_update_if(PG_FUNCTION_ARGS)
 	values[0] = idempotency_outcome_datum(outcome);
 	values[1] = BoolGetDatum(outcome == UPDATE_APPLIED);
 	values[2] = update.current;
-	nulls[2] = outcome == UPDATE_NOT_FOUND;
+	/* NOT NULL may have been dropped from the column */
+	nulls[2] = outcome == UPDATE_NOT_FOUND || update.isnull;
 	table_close(update.rel, NoLock);
 	return idempotency_result(fcinfo, values, nulls);
 }

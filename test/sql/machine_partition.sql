@@ -74,6 +74,12 @@ ROLLBACK;
 RESET ROLE;
 SELECT table_name, row_id, event, from_state, to_state FROM idempotency.transition_log ORDER BY id;
 DELETE FROM idempotency.transition_log;
+-- what is known of a row on its way is forgotten when it has arrived
+BEGIN;
+INSERT INTO plain SELECT i, 1, 'NEW' FROM generate_series(1001, 11000) i;
+UPDATE plain SET month = 2 WHERE id > 1000;
+SELECT total_bytes < 1000000 AS small FROM pg_backend_memory_contexts WHERE name = 'TopTransactionContext';
+ROLLBACK;
 
 -- partitions that come are guarded, those that go are not
 SET ROLE regress_parted;

@@ -144,6 +144,13 @@ SET ROLE regress_version_writer;
 SELECT * FROM idempotency.update_if('ve.item', 2, 2, '{"stock": 3}');
 SELECT * FROM idempotency.update_if('ve.item', 2, 2, '{"stock": 3}');
 SELECT * FROM idempotency.update_if('ve.item', 99, 2, '{"stock": 3}');
+-- a version that became null is none that a caller could give, until an UPDATE
+SET ROLE regress_versioned;
+ALTER TABLE item ALTER w DROP NOT NULL;
+INSERT INTO item (id, stock, note, w) VALUES (7, 1, 'x', NULL);
+SELECT * FROM idempotency.update_if('item', 7, 0, '{"stock": 3}');
+UPDATE item SET stock = 2 WHERE id = 7;
+SELECT * FROM idempotency.update_if('item', 7, 1, '{"stock": 3}');
 
 RESET ROLE;
 SET client_min_messages = warning;
