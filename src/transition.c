@@ -940,12 +940,6 @@ build_plan(GuardedUpdate *update, PlanKind kind)
 	initStringInfo(&buf);
 	if (kind == PLAN_UPDATE)
 	{
-		/* a domain over an enum finds no operator of the enum's */
-		const char *cast = update->guard != NULL &&
-		update->guard->kind == STATE_ENUM &&
-		column_attr(update, update->column)->atttypid != update->type ?
-		"::pg_catalog.text" : "";
-
 		appendStringInfo(&buf, "UPDATE %s AS t SET %s = $%d",
 						 idempotency_quoted_name(update->rel), column, n + 2);
 		for (int i = 0; i < nchanged; i++)
@@ -956,9 +950,19 @@ build_plan(GuardedUpdate *update, PlanKind kind)
 							 n + 3 + i);
 		}
 		append_where(&buf, update);
+
+		/*
+		 * A domain over an enum finds no operator of the enum's.  Not a cast to
+		 * text: an enum's owner may have made one of its own.
+		 */
 		appendStringInfo(&buf,
-						 " AND t.%s%s OPERATOR(pg_catalog.=) $%d%s RETURNING t.%s",
-						 column, cast, n + 1, cast, column);
+						 update->guard != NULL &&
+						 update->guard->kind == STATE_ENUM &&
+						 column_attr(update, update->column)->atttypid != update->type ?
+						 " AND pg_catalog.format('%%s', t.%s) OPERATOR(pg_catalog.=) pg_catalog.format('%%s', $%d)" :
+						 " AND t.%s OPERATOR(pg_catalog.=) $%d",
+						 column, n + 1);
+		appendStringInfo(&buf, " RETURNING t.%s", column);
 	}
 	else
 	{

@@ -117,9 +117,12 @@ SELECT idempotency.attach_machine(t, 's', 'ty') FROM unnest('{far, dfar}'::regcl
 INSERT INTO far VALUES ('new', 'new'), ('paid', 'new');
 INSERT INTO dfar VALUES ('new', 'new'), ('paid', 'new');
 GRANT SELECT, UPDATE ON far, dfar TO regress_typist_other;
+CREATE FUNCTION regress_types.alike(regress_types.state) RETURNS text LANGUAGE sql AS $$ SELECT 'alike' $$;
+CREATE CAST (regress_types.state AS text) WITH FUNCTION regress_types.alike;
 SET ROLE regress_typist_other;
 SELECT * FROM idempotency.transition('far', 'new', 'new', 'paid', '{"other": "paid", "note": "abcd"}');
 SELECT * FROM idempotency.transition('dfar', 'new', 'new', 'paid');
+SELECT * FROM idempotency.transition('dfar', 'paid', 'paid', 'sent off');
 SELECT * FROM idempotency.transition('far', 'new', 'paid', 'sent off', '{"note": null}');
 SELECT * FROM idempotency.transition('far', 'new', 'paid', 'sent off', '{"note": "abcde"}');
 SELECT * FROM idempotency.transition('far', 'new', 'paid', 'sent off', '{"other": "no"}');
