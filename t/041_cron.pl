@@ -3,7 +3,8 @@
 # scheduler, and beside keys that are live or at work.
 #
 # The recipe runs every ten minutes, and a minute is the least for a pg_cron
-# before 1.5; so the test then has the same job run at the server's start.
+# before 1.5; so the test then has the same job run at the server's start.  It may
+# run once more before that, and be cut off by the restart.
 use strict;
 use warnings;
 use File::Basename qw(dirname);
@@ -43,20 +44,21 @@ sub query
 	return $node->safe_psql('shop', $sql, extra_params => [ '-U', 'regress_cron' ]);
 }
 
-my $job = query($recipe);
-is($node->safe_psql('shop', 'SELECT schedule, username FROM cron.job'), '*/10 * * * *|regress_cron', 'scheduled as it stands');
-$node->safe_psql('shop', qq{SELECT cron.alter_job($job, schedule => '\@reboot')});
-
 query(q{
 	SELECT count(idempotency.once('cron', i::text, '1 us')) FROM generate_series(1, 2000) i;
 	SELECT idempotency.once('cron', 'live');
 });
 is($node->safe_psql('shop', 'SELECT count(*) FROM idempotency.keys'), 2001, 'expired keys are there');
+
+my $job = query($recipe);
+is($node->safe_psql('shop', 'SELECT schedule, username FROM cron.job'), '*/10 * * * *|regress_cron', 'scheduled as it stands');
+$node->safe_psql('shop', qq{SELECT cron.alter_job($job, schedule => '\@reboot')});
+
 $node->restart;
 ok( $node->poll_query_until('shop', 'SELECT count(*) = 1 FROM idempotency.keys'),
 	'they go');
 is(query(q{SELECT idempotency.once('cron', 'live'), idempotency.once('cron', '1')}), 'f|t', 'the live one stays');
-ok( $node->poll_query_until('shop', "SELECT status = 'succeeded' FROM cron.job_run_details"),
+ok( $node->poll_query_until('shop', "SELECT bool_or(status = 'succeeded') FROM cron.job_run_details"),
 	'and pg_cron says so');
 
 $node->stop;
