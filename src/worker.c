@@ -63,7 +63,11 @@ idempotency_register_launcher(void)
 	RegisterBackgroundWorker(&worker);
 }
 
-/* Start a round of workers every interval, until shutdown. */
+/*
+ * Start a round of workers every interval, until shutdown.  Ends with status 1,
+ * or the postmaster would never start the launcher again after somebody else
+ * has terminated it.
+ */
 void
 idempotency_launcher_main(Datum arg)
 {
@@ -104,7 +108,7 @@ idempotency_launcher_main(Datum arg)
 		}
 		nap(events, timeout);
 	}
-	proc_exit(0);
+	proc_exit(1);
 }
 
 /* Sweep one database, whose name is in bgw_extra, and end. */
