@@ -9,8 +9,8 @@
  * idempotency.purge_databases, one after the other; the worker sweeps once and
  * ends.  While idempotency.purge_databases is empty, the launcher sleeps.
  *
- * A worker commits after every batch, and leaves at once if somebody wants to
- * drop or copy its database.
+ * A worker commits after every batch, leaves at once if somebody wants to drop
+ * or copy its database, and gives up before a table that stays locked.
  *
  *-------------------------------------------------------------------------
  */
@@ -53,7 +53,7 @@ idempotency_register_launcher(void)
 	BackgroundWorker worker = {
 		.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION,
 		.bgw_start_time = BgWorkerStart_RecoveryFinished,
-		.bgw_restart_time = 10
+		.bgw_restart_time = 5
 	};
 
 	strlcpy(worker.bgw_name, "idempotency purge launcher", BGW_MAXLEN);
@@ -129,6 +129,9 @@ idempotency_worker_main(Datum arg)
 					PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("default_transaction_read_only", "off",
 					PGC_SUSET, PGC_S_OVERRIDE);
+
+	/* the other databases wait for this one */
+	SetConfigOption("lock_timeout", "5s", PGC_SUSET, PGC_S_OVERRIDE);
 
 	/* what a crash brings back goes in the next round */
 	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
