@@ -193,6 +193,8 @@ sql('one', $fill);
 ok($node->poll_query_until('one', $empty =~ s/= 0/= 1/r),
 	'the others go on without the database and the extension');
 
+cmp_ok(ticks(), '<', 100, 'the launcher sleeps between its rounds');
+
 # a crash
 my $pid = $node->safe_psql('postgres',
 	"SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'"
