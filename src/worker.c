@@ -45,6 +45,7 @@ static void start_round(void);
 static void run_worker(const char *database);
 static void nap(int events, long timeout);
 static bool database_is_wanted(void);
+static void name_database(void *arg);
 
 /* Called while the postmaster preloads the library. */
 void
@@ -117,11 +118,16 @@ idempotency_worker_main(Datum arg)
 {
 	Sweep		sweep = {0};
 	bool		installed = true;
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = name_database
+	};
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(MyBgworkerEntry->bgw_extra, NULL, 0);
+	error_context_stack = &context;
 
 	/* whatever the database's default is */
 	XactIsoLevel = XACT_READ_COMMITTED;
@@ -238,4 +244,11 @@ database_is_wanted(void)
 	wanted = LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL;
 	CommitTransactionCommand();
 	return wanted;
+}
+
+/* Tell in every message of a worker where it is at work. */
+static void
+name_database(void *arg)
+{
+	errcontext("purging database \"%s\"", MyBgworkerEntry->bgw_extra);
 }
