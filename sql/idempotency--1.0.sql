@@ -681,6 +681,13 @@ CREATE FUNCTION idempotency.leased_keys() RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_leased_keys';
 COMMENT ON FUNCTION idempotency.leased_keys() IS 'internal: the leases, read without predicate locks';
 
+CREATE FUNCTION idempotency.leased_key(
+  scope text,
+  key   text
+) RETURNS SETOF idempotency.keys
+LANGUAGE c STABLE ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_leased_key';
+COMMENT ON FUNCTION idempotency.leased_key(text, text) IS 'internal: that of them which is on one key; errors: 22004, 22023';
+
 CREATE FUNCTION idempotency.key_counts(
   OUT scope    text,
   OUT status   "char",
@@ -798,11 +805,24 @@ DECLARE
 BEGIN
   -- a claim that is still at work holds the lock, a lease has its row
   RETURN QUERY
-  SELECT f.mode, holder.scope, holder.key, f.fence, f.deadline, f.attempt,
-         f.pid, f.prepared_gid, f.since, f.waiting_pids, f.lock_hash
-  FROM idempotency.in_flight f
-  WHERE f.lock_hash = hash
-    AND (f.mode = 'transaction' OR (f.scope = holder.scope AND f.key = holder.key));
+  WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks WHERE lock_hash = hash),
+       waiting AS (SELECT array_agg(pid) AS pids FROM locks WHERE NOT granted)
+  SELECT 'lease', k.scope, k.key, k.fence, k.deadline, k.attempt,
+         NULL::integer, NULL::text,
+         '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond',
+         w.pids,
+         hash
+  FROM idempotency.leased_key(holder.scope, holder.key) k
+  CROSS JOIN waiting w
+  WHERE k.expires_at > clock_timestamp()
+  UNION ALL
+  SELECT 'transaction', holder.scope, holder.key, NULL, NULL, NULL,
+         l.pid, l.prepared_gid, l.since,
+         w.pids,
+         hash
+  FROM locks l
+  CROSS JOIN waiting w
+  WHERE l.granted;
 
   -- one that has stored its answer, and not committed, holds the row
   RETURN QUERY
@@ -850,7 +870,7 @@ AS $$
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer',
-        'leased_keys', 'outbox_counts', 'parked', 'key_counts', 'rotate_token_key',
+        'leased_keys', 'leased_key', 'outbox_counts', 'parked', 'key_counts', 'rotate_token_key',
         'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
     END)

@@ -116,7 +116,8 @@ _PG_init(void)
 
 	MarkGUCPrefixReserved("idempotency");
 
-	if (process_shared_preload_libraries_in_progress)
+	/* pg_upgrade's servers are not to write by themselves */
+	if (process_shared_preload_libraries_in_progress && !IsBinaryUpgrade)
 		idempotency_register_launcher();
 }
 

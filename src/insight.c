@@ -48,6 +48,7 @@ typedef struct KeyCounts
 PG_FUNCTION_INFO_V1(idempotency_lock_hash_of);
 PG_FUNCTION_INFO_V1(idempotency_key_writer);
 PG_FUNCTION_INFO_V1(idempotency_leased_keys);
+PG_FUNCTION_INFO_V1(idempotency_leased_key);
 PG_FUNCTION_INFO_V1(idempotency_key_counts);
 
 static void count_key(TupleTableSlot *slot, void *arg);
@@ -126,6 +127,30 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, AccessShareLock);
 	table_close(rel, AccessShareLock);
+	return (Datum) 0;
+}
+
+/* leased_key(scope, key): the row among them that is the key's, or none. */
+Datum
+idempotency_leased_key(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	text	   *scope;
+	text	   *key;
+	RowAccess	row;
+
+	idempotency_get_any_identity(fcinfo, &scope, &key);
+	InitMaterializedSRF(fcinfo, 0);
+	idempotency_open_key(&row, scope, key, AccessShareLock);
+	if (idempotency_read_newest_row(&row))
+	{
+		KeyRow		stored;
+
+		idempotency_read_key(row.slot, &stored);
+		if (stored.status == STATUS_LEASED)
+			tuplestore_puttupleslot(rsinfo->setResult, row.slot);
+	}
+	idempotency_close_row(&row);
 	return (Datum) 0;
 }
 

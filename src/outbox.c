@@ -88,10 +88,14 @@
  * What one call does at most, so that it neither fills the lock table nor
  * keeps its caller waiting: events that it looks past before it sets further
  * ones aside; events set aside once there is something to hand out; locks.
+ * And how many locks all calls of a transaction keep: those of take, and those
+ * of ack, nack and purge, which can do without.
  */
 #define MAX_PASSED	100
 #define MAX_ASIDE	10000
 #define MAX_LOCKS	1000
+#define MAX_LOCKS_OF_TAKES	5000
+#define MAX_LOCKS_OF_OTHERS 1000
 
 /* what outbox_counts looks at beside its sample */
 #define MAX_LOOKED	10000
@@ -109,8 +113,15 @@ typedef struct Outbox
 	Relation	by_due;			/* (topic, due) */
 	Relation	by_key;			/* (topic, key, state, id) */
 	TupleTableSlot *next;		/* the version to be written */
-	int			nlocks;			/* locks of keys that this call keeps */
 } Outbox;
+
+/* the locks that the transaction keeps; it has written, or is about to */
+static struct
+{
+	FullTransactionId xact;
+	int			of_takes;
+	int			of_others;
+}			kept_locks;
 
 /* one call of take */
 typedef struct Take
@@ -127,7 +138,8 @@ typedef struct Take
 	int			nhanded;
 	int			npassed;
 	int			naside;
-	uint64		last_lock;		/* the last one that was kept */
+	int			nlocks;			/* locks of keys that this call keeps */
+	uint64		last_lock;		/* the last one of them */
 } Take;
 
 /* an event as a worker knows it */
@@ -190,6 +202,8 @@ static bool next_is_aside(Outbox *box, Datum topic, Datum key,
 static bool call_up(Outbox *box, TupleTableSlot *event, bool wait);
 static int	compare_handed(const void *a, const void *b);
 static void set_parked(TupleTableSlot *next);
+static bool try_to_keep_lock(uint64 lock);
+static void count_lock(int *count);
 static uint64 key_lock(Datum topic, Datum key);
 static void *not_null(FunctionCallInfo fcinfo, int arg, const char *what);
 static text *name_argument(FunctionCallInfo fcinfo, int arg, const char *what,
@@ -433,8 +447,8 @@ idempotency_nack(PG_FUNCTION_ARGS)
 
 		/* without the key's lock, the next take parks it */
 		if (park && keyed)
-			park = idempotency_try_lock(key_lock(event_value(event, topic),
-												 event_value(event, key)));
+			park = try_to_keep_lock(key_lock(event_value(event, topic),
+											 event_value(event, key)));
 
 		next = next_version(&box, event);
 		event_value(next, state) = CharGetDatum(EVENT_READY);
@@ -762,7 +776,8 @@ static bool
 enough(Take *take)
 {
 	return take->nhanded >= take->max ||
-		take->box.nlocks >= MAX_LOCKS ||
+		take->nlocks >= MAX_LOCKS ||
+		kept_locks.of_takes >= MAX_LOCKS_OF_TAKES ||
 		(take->naside >= MAX_ASIDE && take->nhanded > 0);
 }
 
@@ -825,12 +840,13 @@ take_key(Take *take)
 	 * the lock is kept; once for a run of events that are set aside.
 	 */
 	if (!wrote ||
-		(take->naside > naside && take->box.nlocks > 0 &&
+		(take->naside > naside && take->nlocks > 0 &&
 		 lock == take->last_lock))
 		idempotency_unlock(lock);
 	else
 	{
-		take->box.nlocks++;
+		count_lock(&kept_locks.of_takes);
+		take->nlocks++;
 		take->last_lock = lock;
 	}
 }
@@ -925,10 +941,8 @@ ack_event(Outbox *box, TupleTableSlot *event, int64 id, int32 attempt)
 			if (delete_event(box, event, true))
 				return true;
 		}
-		else if (box->nlocks < MAX_LOCKS &&
-				 idempotency_try_lock(key_lock(topic, key)))
+		else if (try_to_keep_lock(key_lock(topic, key)))
 		{
-			box->nlocks++;
 			if (delete_event(box, event, true))
 			{
 				call_up_next(box, topic, key);
@@ -988,7 +1002,8 @@ idempotency_event_acknowledged(TupleTableSlot *slot, TimestampTz now,
  * For purge, which holds the key's lock and is about to remove the
  * acknowledged event in the slot: call up the next one of its key.  False if
  * somebody is changing that one.  If there was one to call up, the lock is to
- * be kept, or an ack of the key would wait for this transaction.
+ * be kept, or an ack of the key would wait for this transaction; false, too, if
+ * the transaction keeps enough of them.
  */
 bool
 idempotency_call_up_after(TupleTableSlot *slot, bool *keep_lock)
@@ -1001,7 +1016,10 @@ idempotency_call_up_after(TupleTableSlot *slot, bool *keep_lock)
 	event = table_slot_create(box.rel, NULL);
 	aside = next_is_aside(&box, event_value(slot, topic),
 						  event_value(slot, key), event);
-	*keep_lock = aside && call_up(&box, event, false);
+	*keep_lock = aside && kept_locks.of_others < MAX_LOCKS_OF_OTHERS &&
+		call_up(&box, event, false);
+	if (*keep_lock)
+		count_lock(&kept_locks.of_others);
 	ExecDropSingleTupleTableSlot(event);
 	close_outbox(&box);
 	return !aside || *keep_lock;
@@ -1041,6 +1059,28 @@ set_parked(TupleTableSlot *next)
 	event_value(next, due) = TimestampTzGetDatum(DT_NOEND);
 	event_value(next, parked_at) = TimestampTzGetDatum(GetCurrentTimestamp());
 	event_isnull(next, parked_at) = false;
+}
+
+/* For ack and nack: take the key's lock and keep it, if it is to be had. */
+static bool
+try_to_keep_lock(uint64 lock)
+{
+	if (kept_locks.of_others >= MAX_LOCKS_OF_OTHERS ||
+		!idempotency_try_lock(lock))
+		return false;
+	count_lock(&kept_locks.of_others);
+	return true;
+}
+
+/*
+ * Count a lock that is kept until the end of the transaction, also if a
+ * rollback to a savepoint gives it back before.
+ */
+static void
+count_lock(int *count)
+{
+	kept_locks.xact = GetTopFullTransactionId();
+	(*count)++;
 }
 
 /* The lock of (topic, key), in a scope that no application's key can have. */
@@ -1157,6 +1197,8 @@ open_outbox(Outbox *box, const char *function)
 	idempotency_refuse_to_write(function);
 
 	memset(box, 0, sizeof(Outbox));
+	if (!FullTransactionIdEquals(kept_locks.xact, GetTopFullTransactionIdIfAny()))
+		kept_locks.of_takes = kept_locks.of_others = 0;
 	box->rel = idempotency_open_table(&idempotency_outbox, RowExclusiveLock);
 	box->estate = CreateExecutorState();
 	box->indexes = makeNode(ResultRelInfo);

@@ -32,9 +32,6 @@
 
 PG_FUNCTION_INFO_V1(idempotency_purge);
 
-/* a call keeps so many locks at the most, lest it fills the lock table */
-#define MAX_KEPT_LOCKS 1000
-
 /* one kind of row that expires */
 typedef struct Purgeable
 {
@@ -62,7 +59,7 @@ StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
 static int64 sweep_table(const Purgeable *what, int64 max,
 						 BlockNumber max_blocks, SweepPosition *position);
 static bool remove_row(const Purgeable *what, Relation rel,
-					   TupleTableSlot *slot, uint64 hash, int *nlocks);
+					   TupleTableSlot *slot, uint64 hash);
 
 /*
  * purge(max): remove up to max expired rows, of all kinds together, and say
@@ -135,7 +132,6 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
 	BlockNumber seen;
 	int64		removed = 0;
-	int			nlocks = 0;
 
 	position->left = Min(position->left, blocks);
 	if (!position->started || position->next >= blocks)
@@ -173,10 +169,10 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 			/* max may be any number: memory must not grow with it */
 			old = MemoryContextSwitchTo(row_context);
 			gone = what->expired(slot, now, &hash) &&
-				remove_row(what, rel, slot, hash, &nlocks);
+				remove_row(what, rel, slot, hash);
 			MemoryContextSwitchTo(old);
 			MemoryContextReset(row_context);
-			if (gone && (++removed == max || nlocks == MAX_KEPT_LOCKS))
+			if (gone && ++removed == max)
 			{
 				/* the block that we stop in is not done yet */
 				seen = (ItemPointerGetBlockNumber(&slot->tts_tid) - start + blocks) % blocks;
@@ -197,7 +193,7 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 /* Remove the row, unless somebody is at work on its key. */
 static bool
 remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
-		   uint64 hash, int *nlocks)
+		   uint64 hash)
 {
 	bool		keep_lock = false;
 	bool		removed = false;
@@ -212,9 +208,7 @@ remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
 									  GetCurrentCommandId(true), false,
 									  &failure) == TM_Ok;
 	}
-	if (keep_lock)
-		(*nlocks)++;
-	else
+	if (!keep_lock)
 		idempotency_unlock(hash);
 	return removed;
 }

@@ -9,8 +9,8 @@
  * idempotency.purge_databases, one after the other; the worker sweeps once and
  * ends.  While idempotency.purge_databases is empty, the launcher sleeps.
  *
- * A worker commits after every batch, and leaves at once if somebody wants to
- * drop or copy its database.
+ * A worker commits after every batch, leaves at once if somebody wants to drop
+ * or copy its database, and gives up before a table that stays locked.
  *
  *-------------------------------------------------------------------------
  */
@@ -45,6 +45,7 @@ static void start_round(void);
 static void run_worker(const char *database);
 static void nap(int events, long timeout);
 static bool database_is_wanted(void);
+static void name_database(void *arg);
 
 /* Called while the postmaster preloads the library. */
 void
@@ -53,7 +54,7 @@ idempotency_register_launcher(void)
 	BackgroundWorker worker = {
 		.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION,
 		.bgw_start_time = BgWorkerStart_RecoveryFinished,
-		.bgw_restart_time = 10
+		.bgw_restart_time = 5
 	};
 
 	strlcpy(worker.bgw_name, "idempotency purge launcher", BGW_MAXLEN);
@@ -63,7 +64,11 @@ idempotency_register_launcher(void)
 	RegisterBackgroundWorker(&worker);
 }
 
-/* Start a round of workers every interval, until shutdown. */
+/*
+ * Start a round of workers every interval, until shutdown.  Ends with status 1,
+ * or the postmaster would never start the launcher again after somebody else
+ * has terminated it.
+ */
 void
 idempotency_launcher_main(Datum arg)
 {
@@ -104,7 +109,7 @@ idempotency_launcher_main(Datum arg)
 		}
 		nap(events, timeout);
 	}
-	proc_exit(0);
+	proc_exit(1);
 }
 
 /* Sweep one database, whose name is in bgw_extra, and end. */
@@ -113,11 +118,16 @@ idempotency_worker_main(Datum arg)
 {
 	Sweep		sweep = {0};
 	bool		installed = true;
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = name_database
+	};
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(MyBgworkerEntry->bgw_extra, NULL, 0);
+	error_context_stack = &context;
 
 	/* whatever the database's default is */
 	XactIsoLevel = XACT_READ_COMMITTED;
@@ -125,6 +135,9 @@ idempotency_worker_main(Datum arg)
 					PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("default_transaction_read_only", "off",
 					PGC_SUSET, PGC_S_OVERRIDE);
+
+	/* the other databases wait for this one */
+	SetConfigOption("lock_timeout", "5s", PGC_SUSET, PGC_S_OVERRIDE);
 
 	/* what a crash brings back goes in the next round */
 	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
@@ -231,4 +244,11 @@ database_is_wanted(void)
 	wanted = LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL;
 	CommitTransactionCommand();
 	return wanted;
+}
+
+/* Tell in every message of a worker where it is at work. */
+static void
+name_database(void *arg)
+{
+	errcontext("purging database \"%s\"", MyBgworkerEntry->bgw_extra);
 }

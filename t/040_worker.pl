@@ -1,8 +1,9 @@
 # The launcher and its workers: they purge what they are told to, a few hundred
 # rows to a transaction and beside clients that claim, follow the configuration,
-# sleep while there is nothing to do, can be seen, are never in the way of DROP DATABASE or of a copy, outlive a
-# dropped extension, an unknown database and a crash, begin on a standby when
-# it is promoted, and end at once.
+# sleep while there is nothing to do, can be seen, are never in the way of DROP
+# DATABASE or of a copy, outlive a dropped extension, an unknown database, a
+# locked one, a crash and being terminated, begin on a standby when it is
+# promoted, end at once, and leave a server alone that pg_upgrade has started.
 use strict;
 use warnings;
 use PostgreSQL::Test::Cluster;
@@ -42,12 +43,20 @@ my $launcher =
 ok($node->poll_query_until('postgres', $launcher),
 	'the launcher is there, in no database');
 
+# what it has used of the processor, in clock ticks, where that can be told
+sub ticks
+{
+	my $pid = sql('postgres', "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'");
+	return -r "/proc/$pid/stat" ? eval { my @stat = split / /, slurp_file("/proc/$pid/stat") =~ s/.*\) //sr; $stat[11] + $stat[12] } : 0;
+}
+
 my $fill =
   "SELECT count(idempotency.once('w', i::text, '1 us')) FROM generate_series(1, 3000) i";
 my $empty = 'SELECT count(*) = 0 FROM idempotency.keys';
-for my $database ('one', 'Two', 'three')
+my $odd = 'T w,"o';
+for my $database ('one', $odd, 'Three')
 {
-	sql('postgres', qq{CREATE DATABASE "$database"});
+	sql('postgres', sprintf('CREATE DATABASE "%s"', $database =~ s/"/""/gr));
 	sql($database, 'CREATE EXTENSION idempotency');
 	sql($database, $fill);
 }
@@ -55,18 +64,19 @@ for my $database ('one', 'Two', 'three')
 # nothing is purged as long as nothing is named; then what is, and no more
 ok( $node->poll_query_until('postgres',
 		"SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'"),
-	'the launcher sleeps');
+	'the launcher waits');
+cmp_ok(ticks(), '<', 20, 'and sleeps meanwhile');
 my $xids = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
 my $before = sql('postgres', $xids);
-configure('idempotency.purge_databases', q{'one, "Two", nosuch'});
+configure('idempotency.purge_databases', q{'one, "T w,""o", nosuch, ""'});
 ok($node->poll_query_until('one', $empty), 'purged');
-ok($node->poll_query_until('Two', $empty), 'purged, by a quoted name');
+ok($node->poll_query_until($odd, $empty), 'purged, by a quoted name');
 cmp_ok(sql('postgres', $xids) - $before, '>=', 2 * 3000 / 500,
 	'500 rows to a transaction at the most');
-is(sql('three', 'SELECT count(*) FROM idempotency.keys'),
+is(sql('Three', 'SELECT count(*) FROM idempotency.keys'),
 	3000, 'not named, not purged');
-configure('idempotency.purge_databases', q{'one, Two, three, nosuch'});
-ok($node->poll_query_until('three', $empty), 'a new name counts at once');
+configure('idempotency.purge_databases', q{'one, "T w,""o", Three , nosuch'});
+ok($node->poll_query_until('Three', $empty), 'a new name counts at once');
 my ($ret, $out, $err) = $node->psql('postgres',
 	q{ALTER SYSTEM SET idempotency.purge_databases = 'a b'});
 like($err, qr/invalid value for parameter/, 'what is no list is refused');
@@ -125,7 +135,8 @@ sql('one', q{
 	COMMIT;
 });
 
-# seen while it is held up by a lock on the table; terminated, another comes
+# seen while it is held up by a lock on the table; the other databases have
+# their turn meanwhile; terminated, another comes
 my $blocker = $node->background_psql('one');
 $blocker->query_safe('SET default_transaction_read_only = off');
 $blocker->query_safe('BEGIN; LOCK TABLE idempotency.keys IN ACCESS EXCLUSIVE MODE');
@@ -134,6 +145,20 @@ ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $worker"), 'a worker
 my $first = sql('postgres', "SELECT pid $worker");
 is(sql('postgres', "SELECT pg_terminate_backend($first)"), 't', 'it is terminated');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $worker AND pid <> $first"), 'the next round has another');
+sql('Three', $fill);
+ok($node->poll_query_until('Three', $empty), 'the databases after the locked one are purged');
+like(slurp_file($node->logfile), qr/ERROR: .*lock timeout\n.*CONTEXT: .*"one"/, 'and the log tells which one it was');
+
+# the launcher is terminated: its worker goes with it, and another launcher comes
+my $begun = "$worker AND clock_timestamp() - xact_start < interval '2 s'";
+ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $begun"), 'a worker begins to wait');
+my $second = sql('postgres', "SELECT pid $worker");
+my $launched = sql('postgres', "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'");
+is(sql('postgres', "SELECT pg_terminate_backend($launched)"), 't', 'the launcher is terminated');
+ok( $node->poll_query_until('postgres',
+		"SELECT count(*) FILTER (WHERE pid IN ($second, $launched)) = 0 AND count(*) FILTER (WHERE backend_type = 'idempotency purge launcher') = 1 FROM pg_stat_activity"),
+	'it comes back');
+like(slurp_file($node->logfile), qr/\[$second\] FATAL: +terminating background worker/, 'its worker was terminated, too');
 $blocker->query_safe('COMMIT');
 $blocker->quit;
 
@@ -161,13 +186,15 @@ for (my $try = 0; $try < 20 && !$some; $try++)
 }
 ok($some, 'a copy was made before all was purged');
 ok($node->poll_query_until('one', $empty =~ s/= 0/= 1/r), 'and the rest goes afterwards');
-sql('three', $fill);
-sql('postgres', 'DROP DATABASE three');
+sql('Three', $fill);
+sql('postgres', 'DROP DATABASE "Three"');
 pass('a database that is being purged can be dropped');
-sql('Two', 'DROP EXTENSION idempotency');
+sql($odd, 'DROP EXTENSION idempotency');
 sql('one', $fill);
 ok($node->poll_query_until('one', $empty =~ s/= 0/= 1/r),
 	'the others go on without the database and the extension');
+
+cmp_ok(ticks(), '<', 100, 'the launcher sleeps between its rounds');
 
 # a crash
 my $pid = $node->safe_psql('postgres',
@@ -189,7 +216,7 @@ my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'backup', has_streaming => 1);
 # no session of a hot standby can be SERIALIZABLE
 $standby->append_conf('postgresql.conf',
-	"default_transaction_isolation = 'repeatable read'");
+	"default_transaction_isolation = 'repeatable read'\nidempotency.purge_interval = '1 h'");
 $standby->start;
 is($standby->safe_psql('postgres', $launcher), 'f', 'none on a standby');
 configure('idempotency.purge_databases', q{''});
@@ -199,6 +226,11 @@ $node->stop;
 $standby->promote;
 ok( $standby->poll_query_until('one', $empty =~ s/= 0/= 1/r),
 	'it begins with the promotion');
+$standby->safe_psql('one', "SET default_transaction_read_only = off; $fill");
+$standby->safe_psql('postgres', q{ALTER SYSTEM SET idempotency.purge_interval = '1 s'});
+is($standby->safe_psql('one', 'SELECT count(*) FROM idempotency.keys'), 3001, 'the next round is an hour off');
+$standby->reload;
+ok( $standby->poll_query_until('one', $empty =~ s/= 0/= 1/r), 'a shorter interval counts at once');
 
 # a shutdown waits for nothing, not even for a worker that waits for a lock
 $blocker = $standby->background_psql('one');
@@ -207,6 +239,13 @@ $blocker->query_safe('BEGIN; LOCK TABLE idempotency.keys IN ACCESS EXCLUSIVE MOD
 ok($standby->poll_query_until('postgres', "SELECT count(*) = 1 $worker"), 'a worker waits');
 ok($standby->stop('fast', fail_ok => 1), 'shut down meanwhile');
 $blocker->{run}->finish;
+
+# pg_upgrade's servers
+my $log = -s $standby->logfile;
+$standby->command_ok([ 'pg_ctl', '-w', '-D', $standby->data_dir, '-l', $standby->logfile, '-o', '-b -c log_min_messages=debug1', 'start' ], 'started as pg_upgrade does it');
+is($standby->safe_psql('one', "SELECT status FROM idempotency.lookup('w', 'k')"), 'completed', 'the library is there');
+$standby->command_ok([ 'pg_ctl', '-w', '-D', $standby->data_dir, 'stop' ], 'and stopped');
+unlike(slurp_file($standby->logfile, $log), qr/purge launcher/, 'without a launcher');
 unlike(slurp_file($node->logfile) . slurp_file($standby->logfile),
 	qr/TRAP|cannot happen|could not serialize/, 'nothing untoward in the logs');
 

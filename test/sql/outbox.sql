@@ -206,6 +206,34 @@ SELECT count(*) FROM idempotency.take('wide');
 SELECT count(*) FROM idempotency.take('wide');
 SELECT count(*) FROM idempotency.outbox;
 
+-- nor do the calls of one transaction fill the lock table, however many events
+-- each is for: what comes after goes on in the next one
+SELECT count(idempotency.emit('calls', to_jsonb(i), 'key' || i)) FROM generate_series(1, 20000) i;
+BEGIN;
+SELECT n, count(*) FROM generate_series(1, 100) i, LATERAL (SELECT count(*) AS n FROM idempotency.take('calls', 300 + i * 0)) t GROUP BY n ORDER BY n;
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+COMMIT;
+SELECT count(*) FROM idempotency.take('calls', 300);
+UPDATE idempotency.outbox SET state = 'l', attempt = 1, tries = 10, due = now() + interval '1 hour';
+BEGIN;
+SELECT count(*), bool_and(idempotency.nack(id, attempt)) FROM idempotency.outbox WHERE id % 2 = 0;
+SELECT count(*), bool_and(idempotency.ack(id, attempt)) FROM idempotency.outbox WHERE id % 2 = 1;
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+COMMIT;
+SELECT state, count(*) FROM idempotency.outbox GROUP BY state ORDER BY state;
+DO $$
+BEGIN
+  FOR i IN 1 .. 100 LOOP
+    IF EXISTS (SELECT FROM idempotency.take('calls')) THEN
+      RAISE 'an event came that was done with';
+    END IF;
+    COMMIT;
+  END LOOP;
+END
+$$;
+SELECT state, count(*) FROM idempotency.outbox GROUP BY state;
+TRUNCATE idempotency.outbox;
+
 --
 -- one statement, one transaction
 --
