@@ -162,3 +162,28 @@ idempotency_argument_type(FunctionCallInfo fcinfo, int argument)
 
 	return OidIsValid(type) ? type : TEXTOID;
 }
+
+/*
+ * A text that names something: 22004 if NULL, 22023 if empty or longer than
+ * limit bytes.  The hint says what it is for.
+ */
+void
+idempotency_check_text(const text *value, Size limit, const char *name,
+					   const char *hint)
+{
+	if (value == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", name),
+				 errhint("%s", hint)));
+	if (VARSIZE_ANY_EXHDR(value) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be empty", name),
+				 errhint("%s", hint)));
+	if (VARSIZE_ANY_EXHDR(value) > limit)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s is longer than %zu bytes", name, limit),
+				 errhint("Use a digest of it instead.")));
+}

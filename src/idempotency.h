@@ -45,6 +45,8 @@ extern int	idempotency_token_retention;	/* seconds */
 extern Datum idempotency_result(FunctionCallInfo fcinfo,
 								Datum *values, bool *nulls);
 extern Oid	idempotency_argument_type(FunctionCallInfo fcinfo, int argument);
+extern void idempotency_check_text(const text *value, Size limit,
+								   const char *name, const char *hint);
 
 /* lock.c: the lock of a key, and waiting for rivals */
 extern uint64 idempotency_lock_hash(const text *scope, const text *key);

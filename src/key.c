@@ -83,8 +83,6 @@ static void write_answer(RowAccess *row, const Claim *claim,
 						 KeyStatus outcome, const KeyAnswer *answer);
 static bool snapshot_shows_answer(RowAccess *row);
 static Datum settle(FunctionCallInfo fcinfo, KeyStatus outcome);
-static void check_length(const text *value, Size limit, const char *name,
-						 const char *hint);
 static void *varlena_or_null(TupleTableSlot *slot, int col);
 
 /*
@@ -323,8 +321,8 @@ idempotency_get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 {
 	*scope = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
-	check_length(*scope, MAX_SCOPE, "scope",
-				 "It names the operation and the tenant, such as 'orders:create:tenant-7'.");
+	idempotency_check_text(*scope, MAX_SCOPE, "scope",
+						   "It names the operation and the tenant, such as 'orders:create:tenant-7'.");
 	idempotency_check_key(*key, "key");
 	Assert(*scope != NULL && *key != NULL);
 }
@@ -333,8 +331,8 @@ idempotency_get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 void
 idempotency_check_key(const text *key, const char *name)
 {
-	check_length(key, MAX_KEY, name,
-				 "Whoever means the same thing gives the same one, each time.");
+	idempotency_check_text(key, MAX_KEY, name,
+						   "Whoever means the same thing gives the same one, each time.");
 }
 
 /* A status by its name in SQL, as text. */
@@ -818,27 +816,6 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 		idempotency_settle_lease(scope, key, outcome, &answer,
 								 PG_ARGISNULL(4) ? NULL : &fence);
 	PG_RETURN_VOID();
-}
-
-static void
-check_length(const text *value, Size limit, const char *name,
-			 const char *hint)
-{
-	if (value == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%s must not be null", name),
-				 errhint("%s", hint)));
-	if (VARSIZE_ANY_EXHDR(value) == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be empty", name),
-				 errhint("%s", hint)));
-	if (VARSIZE_ANY_EXHDR(value) > limit)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s is longer than %zu bytes", name, limit),
-				 errhint("Use a digest of it instead.")));
 }
 
 static void *

@@ -206,8 +206,7 @@ static bool try_to_keep_lock(uint64 lock);
 static void count_lock(int *count);
 static uint64 key_lock(Datum topic, Datum key);
 static void *not_null(FunctionCallInfo fcinfo, int arg, const char *what);
-static text *name_argument(FunctionCallInfo fcinfo, int arg, const char *what,
-						   int max_length);
+static text *topic_argument(FunctionCallInfo fcinfo);
 static TimestampTz after(TimestampTz start, const Interval *interval,
 						 const char *what);
 static int	array_argument(FunctionCallInfo fcinfo, int arg, const char *what,
@@ -252,7 +251,7 @@ static void write_index_entries(Outbox *box, bool update,
 Datum
 idempotency_emit(PG_FUNCTION_ARGS)
 {
-	text	   *topic = name_argument(fcinfo, 0, "topic", MAX_TOPIC_LENGTH);
+	text	   *topic = topic_argument(fcinfo);
 	text	   *key = NULL;
 	Outbox		box;
 	TupleTableSlot *event;
@@ -260,7 +259,11 @@ idempotency_emit(PG_FUNCTION_ARGS)
 	TimestampTz now;
 
 	if (!PG_ARGISNULL(2))
-		key = name_argument(fcinfo, 2, "key", MAX_KEY_LENGTH);
+	{
+		key = PG_GETARG_TEXT_PP(2);
+		idempotency_check_text(key, MAX_KEY_LENGTH, "key",
+							   "Events of one key come in their order; leave it out if none is needed.");
+	}
 
 	open_outbox(&box, "idempotency.emit()");
 	id = nextval_internal(outbox_object("outbox_id_seq"), false);
@@ -303,7 +306,7 @@ idempotency_emit(PG_FUNCTION_ARGS)
 Datum
 idempotency_take(PG_FUNCTION_ARGS)
 {
-	text	   *topic = name_argument(fcinfo, 0, "topic", MAX_TOPIC_LENGTH);
+	text	   *topic = topic_argument(fcinfo);
 	Take		take = {0};
 
 	not_null(fcinfo, 1, "max");
@@ -478,7 +481,7 @@ idempotency_nack(PG_FUNCTION_ARGS)
 Datum
 idempotency_retry_parked(PG_FUNCTION_ARGS)
 {
-	text	   *topic = name_argument(fcinfo, 0, "topic", MAX_TOPIC_LENGTH);
+	text	   *topic = topic_argument(fcinfo);
 	TimestampTz now = GetCurrentTimestamp();
 	Outbox		box;
 	TupleTableSlot *event;
@@ -1111,26 +1114,15 @@ not_null(FunctionCallInfo fcinfo, int arg, const char *what)
 	return DatumGetPointer(PG_GETARG_DATUM(arg));
 }
 
-/* A topic or key: 22004 if NULL, 22023 if empty or over max_length bytes. */
+/* The first argument, topic: 22004, 22023. */
 static text *
-name_argument(FunctionCallInfo fcinfo, int arg, const char *what,
-			  int max_length)
+topic_argument(FunctionCallInfo fcinfo)
 {
-	text	   *name;
+	text	   *topic = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 
-	not_null(fcinfo, arg, what);
-	name = PG_GETARG_TEXT_PP(arg);
-	if (VARSIZE_ANY_EXHDR(name) == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be empty", what)));
-	if (VARSIZE_ANY_EXHDR(name) > max_length)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be longer than %d bytes",
-						what, max_length),
-				 errhint("Use a digest of it instead.")));
-	return name;
+	idempotency_check_text(topic, MAX_TOPIC_LENGTH, "topic",
+						   "It tells the takers which events are theirs, such as 'mail'.");
+	return topic;
 }
 
 /*

@@ -178,8 +178,6 @@ PG_FUNCTION_INFO_V1(idempotency_token_keys_changed);
 
 static void rotate_keys(Relation rel, TimestampTz now, bool retire);
 static void get_binding(FunctionCallInfo fcinfo, int first, Token *token);
-static text *get_name(FunctionCallInfo fcinfo, int argno, const char *name,
-					  Size max);
 static bool get_token(FunctionCallInfo fcinfo, Token *token);
 static TimestampTz expiry(TimestampTz issued_at, const Interval *ttl);
 static void write_token(Token *token, const TokenKey *key);
@@ -484,31 +482,13 @@ rotate_keys(Relation rel, TimestampTz now, bool retire)
 static void
 get_binding(FunctionCallInfo fcinfo, int first, Token *token)
 {
-	token->subject = get_name(fcinfo, first, "subject", MAX_SUBJECT);
-	token->purpose = get_name(fcinfo, first + 1, "purpose", MAX_PURPOSE);
+	token->subject = PG_ARGISNULL(first) ? NULL : PG_GETARG_TEXT_PP(first);
+	token->purpose = PG_ARGISNULL(first + 1) ? NULL : PG_GETARG_TEXT_PP(first + 1);
+	idempotency_check_text(token->subject, MAX_SUBJECT, "subject",
+						   "It tells who may use the token, such as a user's id.");
+	idempotency_check_text(token->purpose, MAX_PURPOSE, "purpose",
+						   "It tells what the token is good for, such as 'transfer'.");
 	token->binding = frame(token->subject, token->purpose);
-}
-
-static text *
-get_name(FunctionCallInfo fcinfo, int argno, const char *name, Size max)
-{
-	text	   *value;
-
-	if (PG_ARGISNULL(argno))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%s must not be null", name)));
-	value = PG_GETARG_TEXT_PP(argno);
-	if (VARSIZE_ANY_EXHDR(value) == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be empty", name)));
-	if (VARSIZE_ANY_EXHDR(value) > max)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s is longer than %zu bytes", name, max),
-				 errhint("Use a digest of it.")));
-	return value;
 }
 
 /*
