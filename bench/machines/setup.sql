@@ -1,6 +1,6 @@
 -- Orders with :rows rows, in a table as it is and in guarded ones.  The rows go
--- back and forth, so that a script can run for ever; run with -r 2000 -n
--- 1000,4000: then each page is pruned at a steady rate.
+-- back and forth, so that a script can run for ever; bench/run runs it with
+-- -r 2000 -n 1000,4000: then each page is pruned at a steady rate.
 SELECT idempotency.define_machine('bench',
   '{"initial": "CREATED", "transitions": {"CREATED": {"pay": "PAID"}, "PAID": {"undo": "CREATED"}}}', cyclic => true);
 -- many machines and edges, which must not matter
