@@ -661,7 +661,7 @@ CREATE FUNCTION idempotency.purge(
   max integer DEFAULT 10000
 ) RETURNS bigint
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_purge';
-COMMENT ON FUNCTION idempotency.purge(integer) IS 'admin: removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; fewer than max: that was all; errors: 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.purge(integer) IS 'admin: removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; fewer than max: that was all for this transaction; errors: 22004, 22023, 25006';
 
 CREATE FUNCTION idempotency.lock_hash(
   scope text,

@@ -63,8 +63,8 @@ static bool remove_row(const Purgeable *what, Relation rel,
 
 /*
  * purge(max): remove up to max expired rows, of all kinds together, and say
- * how many; fewer than max: that was all.  Errors: 22004 NULL, 22023 not
- * positive, 25006.
+ * how many; fewer than max: that was all for this transaction.  Errors: 22004
+ * NULL, 22023 not positive, 25006.
  */
 Datum
 idempotency_purge(PG_FUNCTION_ARGS)
