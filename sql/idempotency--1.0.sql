@@ -722,8 +722,9 @@ CREATE VIEW idempotency.key_locks AS
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
 
--- With its answers stored, a transaction has given the keys' locks back, but a
--- rival waits for its end: the lock on the table tells that it wrote there.
+-- With its answers stored, a transaction has given the keys' locks back, but
+-- rivals wait for its end.  It is shown if it is prepared and wrote to the table,
+-- as the lock on that tells, or if somebody waits.
 CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
        waiting AS MATERIALIZED (
@@ -749,17 +750,20 @@ CREATE VIEW idempotency.in_flight AS
   UNION ALL
   SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
          t.pid, p.gid, coalesce(p.prepared, a.xact_start),
-         (SELECT array_agg(w.pid) FROM server_locks w
-          WHERE w.transactionid = x.transactionid AND NOT w.granted),
+         w.pids,
          NULL
   FROM server_locks t
   JOIN server_locks x USING (virtualtransaction)
+  LEFT JOIN (
+    SELECT transactionid, array_agg(pid) AS pids FROM server_locks
+    WHERE NOT granted GROUP BY transactionid) w ON w.transactionid = x.transactionid
   LEFT JOIN idempotency.prepared_holders p
          ON t.pid IS NULL AND p.virtualtransaction = t.virtualtransaction
   LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = t.pid
   WHERE t.relation = 'idempotency.keys'::pg_catalog.regclass AND t.mode = 'RowExclusiveLock' AND t.granted
     AND t.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
     AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+    AND (t.pid IS NULL OR w.pids IS NOT NULL)
     AND NOT EXISTS (
       SELECT FROM locks l WHERE l.granted AND coalesce(l.pid::text, l.prepared_gid) = coalesce(t.pid::text, p.gid));
 COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder(); NULL: its answers are stored); since: the grant, or the transaction''s start (NULL: hidden from the caller)';

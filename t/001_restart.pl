@@ -145,6 +145,17 @@ is(ask($rival, q{SELECT idempotency.complete('restart', 'rollback', 'by the riva
 is(query(q{SELECT idempotency.once('restart', 'rollback once')}), 't',
 	'what once() marked in it is free again');
 
+my $other = session();
+is(ask($rival, q{BEGIN; SELECT idempotency.once('restart', 'stored');}), 't', 'a session stores an answer, and does not commit');
+send_to($other, sprintf("$claim);", 'stored'));
+wait_for_waiters(1);
+is( $node->safe_psql('postgres', q{SELECT mode, a.usename, since <= now(), cardinality(waiting_pids), lock_hash
+	FROM idempotency.in_flight f JOIN pg_stat_activity a USING (pid)}),
+	'transaction|app|t|1|', 'in_flight tells who keeps a rival waiting');
+ask($rival, 'COMMIT;');
+is(answer_of($other), 'completed|', 'who gets the answer');
+close_session($other);
+
 # A killed backend
 
 my $holder = session();

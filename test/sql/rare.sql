@@ -49,7 +49,6 @@ SELECT idempotency.renew_lock('rare', :fence, '1 s') IS NULL AS too_late;
 BEGIN;
 SELECT idempotency.once('rare', 'k');
 SELECT mode, scope, key, pid = pg_backend_pid() AS me FROM idempotency.holder('rare', 'k');
-SELECT mode, scope, pid = pg_backend_pid() AS me, since <= clock_timestamp() AS since, waiting_pids, lock_hash FROM idempotency.in_flight WHERE mode = 'transaction';
 COMMIT;
 UPDATE idempotency.keys SET expires_at = created_at WHERE scope = 'rare';
 SELECT rows, expired FROM idempotency.key_counts() WHERE scope = 'rare';
