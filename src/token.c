@@ -488,6 +488,7 @@ get_binding(FunctionCallInfo fcinfo, int first, Token *token)
 						   "It tells who may use the token, such as a user's id.");
 	idempotency_check_text(token->purpose, MAX_PURPOSE, "purpose",
 						   "It tells what the token is good for, such as 'transfer'.");
+	Assert(token->subject != NULL && token->purpose != NULL);
 	token->binding = frame(token->subject, token->purpose);
 }
 

@@ -353,7 +353,7 @@ sub allowed
 	return 1 if $code eq '25P02' && $line->{block};
 	return 1 if $code eq '25006' && $line->{read_only};
 	return 1 if $code eq '42501' && $line->{role} ne 'superuser';
-	return $line->{level} ne 'READ COMMITTED' || $line->{sql} =~ /raises/ || $line->{ends} && $line->{codes}{any}
+	return $line->{level} ne 'READ COMMITTED' || ($line->{call} // $line->{sql}) =~ /raises/ || $line->{ends} && $line->{codes}{any}
 	  if $code eq '40001';
 	return 1 if $code eq '40P01';
 	return 1 if $code eq 'IK001' && $line->{ends};
