@@ -211,14 +211,14 @@ SELECT count(*) FROM idempotency.outbox;
 SELECT count(idempotency.emit('calls', to_jsonb(i), 'key' || i)) FROM generate_series(1, 20000) i;
 BEGIN;
 SELECT n, count(*) FROM generate_series(1, 100) i, LATERAL (SELECT count(*) AS n FROM idempotency.take('calls', 300 + i * 0)) t GROUP BY n ORDER BY n;
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+SELECT count(*) <= 5000 AS bounded FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 COMMIT;
 SELECT count(*) FROM idempotency.take('calls', 300);
 UPDATE idempotency.outbox SET state = 'l', attempt = 1, tries = 10, due = now() + interval '1 hour';
 BEGIN;
 SELECT count(*), bool_and(idempotency.nack(id, attempt)) FROM idempotency.outbox WHERE id % 2 = 0;
 SELECT count(*), bool_and(idempotency.ack(id, attempt)) FROM idempotency.outbox WHERE id % 2 = 1;
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+SELECT count(*) <= 1000 AS bounded FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 COMMIT;
 SELECT state, count(*) FROM idempotency.outbox GROUP BY state ORDER BY state;
 DO $$
