@@ -70,6 +70,7 @@ ISOLATION = \
 	machine_ddl \
 	machine_race \
 	outbox_ack \
+	outbox_busy \
 	outbox_late \
 	outbox_order \
 	outbox_purge \

@@ -113,6 +113,7 @@ typedef struct Outbox
 	Relation	by_due;			/* (topic, due) */
 	Relation	by_key;			/* (topic, key, state, id) */
 	TupleTableSlot *next;		/* the version to be written */
+	TupleTableSlot *locked;		/* what lock_event() read, unless NULL */
 } Outbox;
 
 /* the locks that the transaction keeps; it has written, or is about to */
@@ -225,6 +226,7 @@ static IndexScanDesc begin_scan(Relation rel, Relation index,
 								Snapshot snapshot, ScanKey keys, int nkeys);
 static TupleTableSlot *next_version(Outbox *box, TupleTableSlot *event);
 static bool update_event(Outbox *box, TupleTableSlot *event, bool wait);
+static bool lock_event(Outbox *box, TupleTableSlot *event);
 static bool delete_event(Outbox *box, TupleTableSlot *event, bool wait);
 static void write_index_entries(Outbox *box, bool update,
 								TU_UpdateIndexes update_indexes);
@@ -1219,6 +1221,8 @@ open_outbox(Outbox *box, const char *function)
 static void
 close_outbox(Outbox *box)
 {
+	if (box->locked != NULL)
+		ExecDropSingleTupleTableSlot(box->locked);
 	ExecDropSingleTupleTableSlot(box->next);
 	ExecCloseIndices(box->indexes);
 	FreeExecutorState(box->estate);
@@ -1348,14 +1352,36 @@ update_event(Outbox *box, TupleTableSlot *event, bool wait)
 	TU_UpdateIndexes update_indexes;
 
 	CheckCmdReplicaIdentity(box->rel, CMD_UPDATE);
+	if (!wait && !lock_event(box, event))
+		return false;
 	if (compat_tuple_update(box->rel, &event->tts_tid, box->next,
-							GetCurrentCommandId(true), wait, &failure,
+							GetCurrentCommandId(true), true, &failure,
 							&lockmode, &update_indexes) != TM_Ok)
 		return false;
 	if (update_indexes != TU_None)
 		write_index_entries(box, true, update_indexes);
 	CommandCounterIncrement();
 	return true;
+}
+
+/*
+ * Lock the event that was read, so that an update need not wait; false as
+ * above.  heap_update() is not made for callers who do not wait (it asserts
+ * that they do; heap_delete() does not).  No lock is compatible with this one.
+ */
+static bool
+lock_event(Outbox *box, TupleTableSlot *event)
+{
+	TM_FailureData failure;
+	TM_Result	result;
+
+	if (box->locked == NULL)
+		box->locked = table_slot_create(box->rel, NULL);
+	result = table_tuple_lock(box->rel, &event->tts_tid, SnapshotSelf,
+							  box->locked, GetCurrentCommandId(true),
+							  LockTupleExclusive, LockWaitSkip, 0, &failure);
+	ExecClearTuple(box->locked);
+	return result == TM_Ok;
 }
 
 /* Delete the event that was read; false as above. */
