@@ -27,6 +27,7 @@ PGFILEDESC = "idempotency - a retried request runs once"
 # Named one by one: a wildcard installs nothing in a VPATH build.
 REGRESS = \
 	altered \
+	altered_type \
 	collision \
 	fence \
 	hint \

@@ -140,6 +140,7 @@ idempotency_detach_machine(PG_FUNCTION_ARGS)
 Datum
 idempotency_off_graph(PG_FUNCTION_ARGS)
 {
+	static const Oid types[3] = {JSONBOID, TEXTOID, TEXTOID};
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	Relation	rel;
 	const TableInfo *table;
@@ -151,6 +152,7 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("table must not be null")));
 	InitMaterializedSRF(fcinfo, 0);
+	idempotency_check_columns(result->setDesc, lengthof(types), types);
 	rel = idempotency_open_users_table(PG_GETARG_OID(0), AccessShareLock);
 	AcceptInvalidationMessages();
 	table = idempotency_table_info(rel);

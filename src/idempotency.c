@@ -33,6 +33,7 @@ int			idempotency_token_retention = 24 * 60 * 60;
 void		_PG_init(void);
 
 static bool check_databases(char **newval, void **extra, GucSource source);
+pg_noreturn static void unknown_row_type(void);
 
 /*
  * Library start: the settings, sorted by name.  Those that bound what is kept
@@ -138,16 +139,59 @@ check_databases(char **newval, void **extra, GucSource source)
 
 /*
  * The result of a function that is declared to return a composite type of
- * ours.  The type's descriptor comes from the type cache: the usual
- * get_call_result_type() copies it at each call.
+ * ours, with attributes of these types.  The type's descriptor comes from the
+ * type cache: the usual get_call_result_type() copies it at each call.
  */
 Datum
-idempotency_result(FunctionCallInfo fcinfo, Datum *values, bool *nulls)
+idempotency_result(FunctionCallInfo fcinfo, int natts, const Oid *types,
+				   Datum *values, bool *nulls)
 {
 	Oid			type = get_func_rettype(fcinfo->flinfo->fn_oid);
 	TypeCacheEntry *entry = lookup_type_cache(type, TYPECACHE_TUPDESC);
 
+	idempotency_check_columns(entry->tupDesc, natts, types);
 	return HeapTupleGetDatum(heap_form_tuple(entry->tupDesc, values, nulls));
+}
+
+/*
+ * Before a row is formed: does it have the columns that the code knows?  Not
+ * after ALTER TYPE, and not while a session runs the library of one version
+ * with the objects of another.  Error: 55000.
+ */
+void
+idempotency_check_columns(TupleDesc desc, int natts, const Oid *types)
+{
+	bool		known = desc != NULL && desc->natts == natts;
+
+	for (int i = 0; known && i < natts; i++)
+		known = TupleDescAttr(desc, i)->atttypid == types[i];
+	if (!known)
+		unknown_row_type();
+}
+
+/*
+ * The same for rows that are passed on as they stand in a table, which may have
+ * been altered while we waited for its lock.
+ */
+void
+idempotency_check_rows(TupleDesc desc, Relation rel)
+{
+	TupleDesc	rows = RelationGetDescr(rel);
+	bool		known = desc->natts == rows->natts;
+
+	for (int i = 0; known && i < rows->natts; i++)
+		known = TupleDescAttr(desc, i)->atttypid == TupleDescAttr(rows, i)->atttypid;
+	if (!known)
+		unknown_row_type();
+}
+
+static void
+unknown_row_type(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("a row type is not as the extension's library knows it"),
+			 errhint("Try again if it was altered just now; connect anew if the extension has been updated, update it if its library is newer, and take back what was altered by hand.")));
 }
 
 /*

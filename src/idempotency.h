@@ -42,8 +42,11 @@ extern int	idempotency_purge_interval; /* seconds */
 extern int	idempotency_token_max_ttl;	/* seconds */
 extern int	idempotency_token_retention;	/* seconds */
 
-extern Datum idempotency_result(FunctionCallInfo fcinfo,
-								Datum *values, bool *nulls);
+extern Datum idempotency_result(FunctionCallInfo fcinfo, int natts,
+								const Oid *types, Datum *values, bool *nulls);
+extern void idempotency_check_columns(TupleDesc desc, int natts,
+									  const Oid *types);
+extern void idempotency_check_rows(TupleDesc desc, Relation rel);
 extern Oid	idempotency_argument_type(FunctionCallInfo fcinfo, int argument);
 extern void idempotency_check_text(const text *value, Size limit,
 								   const char *name, const char *hint);

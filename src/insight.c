@@ -17,6 +17,7 @@
 #include "access/heapam.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -110,6 +111,7 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	rel = idempotency_open_table(&idempotency_keys, AccessShareLock);
+	idempotency_check_rows(rsinfo->setDesc, rel);
 	index = index_open(idempotency_partial_index(&idempotency_keys), AccessShareLock);
 	slot = table_slot_create(rel, NULL);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -142,6 +144,7 @@ idempotency_leased_key(PG_FUNCTION_ARGS)
 	idempotency_get_any_identity(fcinfo, &scope, &key);
 	InitMaterializedSRF(fcinfo, 0);
 	idempotency_open_key(&row, scope, key, AccessShareLock);
+	idempotency_check_rows(rsinfo->setDesc, row.rel);
 	if (idempotency_read_newest_row(&row))
 	{
 		KeyRow		stored;
@@ -162,6 +165,7 @@ idempotency_leased_key(PG_FUNCTION_ARGS)
 Datum
 idempotency_key_counts(PG_FUNCTION_ARGS)
 {
+	static const Oid types[5] = {TEXTOID, CHAROID, INT8OID, INT8OID, BOOLOID};
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	HASHCTL		ctl = {
 		.keysize = offsetof(KeyCount, rows),
@@ -179,6 +183,7 @@ idempotency_key_counts(PG_FUNCTION_ARGS)
 	KeyCount   *count;
 
 	InitMaterializedSRF(fcinfo, 0);
+	idempotency_check_columns(rsinfo->setDesc, lengthof(types), types);
 	rel = idempotency_open_table(&idempotency_keys, AccessShareLock);
 	factor = idempotency_sample(rel, count_key, &keys);
 	table_close(rel, AccessShareLock);

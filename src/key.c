@@ -92,6 +92,7 @@ static void *varlena_or_null(TupleTableSlot *slot, int col);
 Datum
 idempotency_claim(PG_FUNCTION_ARGS)
 {
+	static const Oid types[3] = {TEXTOID, TEXTOID, JSONBOID};
 	KeyRequest	request = {.function = "idempotency.claim()"};
 	KeyAnswer	answer;
 	Claim	   *claim;
@@ -112,7 +113,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 	nulls[0] = false;
 	nulls[1] = answer.response == NULL;
 	nulls[2] = answer.meta == NULL;
-	return idempotency_result(fcinfo, values, nulls);
+	return idempotency_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
 /*
@@ -213,6 +214,10 @@ idempotency_once(PG_FUNCTION_ARGS)
 Datum
 idempotency_lookup(PG_FUNCTION_ARGS)
 {
+	static const Oid types[10] = {
+		TEXTOID, TEXTOID, JSONBOID, INT8OID, TIMESTAMPTZOID, INT4OID, TEXTOID,
+		JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID
+	};
 	static const int columns[10] = {
 		COL_STATUS, COL_RESPONSE, COL_META, COL_FENCE, COL_DEADLINE,
 		COL_ATTEMPT, COL_CHECKPOINT, COL_CHECKPOINT_DATA, COL_CREATED_AT,
@@ -262,7 +267,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 			values[0] = idempotency_status_datum(stored_status(&stored));
 		}
 	}
-	result = idempotency_result(fcinfo, values, nulls);
+	result = idempotency_result(fcinfo, lengthof(types), types, values, nulls);
 	idempotency_close_row(&row);
 	return result;
 }

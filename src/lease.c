@@ -19,6 +19,7 @@
 #include "idempotency.h"
 
 #include "access/xact.h"
+#include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -54,6 +55,10 @@ pg_noreturn static void no_such_claim(void);
 Datum
 idempotency_lease(PG_FUNCTION_ARGS)
 {
+	static const Oid types[8] = {
+		TEXTOID, TEXTOID, JSONBOID, INT8OID, TIMESTAMPTZOID, INT4OID, TEXTOID,
+		JSONBOID
+	};
 	KeyRequest	request = {.function = "idempotency.lease()"};
 	KeyAnswer	answer;
 	KeyRow		granted;
@@ -84,7 +89,7 @@ idempotency_lease(PG_FUNCTION_ARGS)
 	nulls[3] = nulls[4] = nulls[5] = status != KEY_CLAIMED;
 	nulls[6] = granted.checkpoint == NULL;
 	nulls[7] = granted.checkpoint_data == NULL;
-	return idempotency_result(fcinfo, values, nulls);
+	return idempotency_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
 /*

@@ -443,12 +443,22 @@ static Machine *
 load_machine(const char *name)
 {
 	Relation	rel = table_open(machines_relid, AccessShareLock);
+	TupleDesc	desc = RelationGetDescr(rel);
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	MemoryContext context;
 	Machine    *machine = NULL;
 	SysScanDesc scan;
 	ScanKeyData key;
 	HeapTuple	tuple;
+
+	if (desc->natts < ANUM_MACHINES_DEFINITION ||
+		TupleDescAttr(desc, ANUM_MACHINES_NAME - 1)->atttypid != TEXTOID ||
+		TupleDescAttr(desc, ANUM_MACHINES_DEFINITION - 1)->atttypid != JSONBOID)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" is not as the extension made it",
+						RelationGetRelationName(rel)),
+				 errhint("Take back what was altered, or create the extension again.")));
 
 	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency machine",
 									ALLOCSET_SMALL_SIZES);
@@ -461,7 +471,7 @@ load_machine(const char *name)
 	{
 		bool		isnull;
 		Datum		definition = heap_getattr(tuple, ANUM_MACHINES_DEFINITION,
-											  RelationGetDescr(rel), &isnull);
+											  desc, &isnull);
 		MemoryContext old = MemoryContextSwitchTo(context);
 
 		machine = parse_machine(&DatumGetJsonbPCopy(definition)->root);

@@ -308,6 +308,9 @@ idempotency_emit(PG_FUNCTION_ARGS)
 Datum
 idempotency_take(PG_FUNCTION_ARGS)
 {
+	static const Oid types[5] = {
+		INT8OID, INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID
+	};
 	text	   *topic = topic_argument(fcinfo);
 	Take		take = {0};
 
@@ -323,6 +326,7 @@ idempotency_take(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	take.result = (ReturnSetInfo *) fcinfo->resultinfo;
+	idempotency_check_columns(take.result->setDesc, lengthof(types), types);
 	open_outbox(&take.box, "idempotency.take()");
 	take.ready = table_slot_create(take.box.rel, NULL);
 	take.leased = table_slot_create(take.box.rel, NULL);
@@ -535,6 +539,7 @@ idempotency_parked(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	parked.rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
+	idempotency_check_rows(parked.result->setDesc, parked.rel);
 	(void) find_parked(&parked);
 	table_close(parked.rel, AccessShareLock);
 	UnregisterSnapshot(parked.snapshot);
@@ -553,6 +558,9 @@ idempotency_parked(PG_FUNCTION_ARGS)
 Datum
 idempotency_outbox_counts(PG_FUNCTION_ARGS)
 {
+	static const Oid types[6] = {
+		INT8OID, BOOLOID, TIMESTAMPTZOID, BOOLOID, INT8OID, BOOLOID
+	};
 	EventCounts sample = {.oldest = DT_NOEND};
 	Parked		parked = {
 		.snapshot = SnapshotSelf,
@@ -569,6 +577,7 @@ idempotency_outbox_counts(PG_FUNCTION_ARGS)
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
+	idempotency_check_columns(desc, lengthof(types), types);
 	rel = idempotency_open_table(&idempotency_outbox, AccessShareLock);
 	factor = idempotency_sample(rel, count_event, &sample);
 	if (factor > 1)

@@ -49,6 +49,7 @@ static Jsonb *describe_error(const ErrorData *error);
 Datum
 idempotency_run(PG_FUNCTION_ARGS)
 {
+	static const Oid types[4] = {TEXTOID, BOOLOID, TEXTOID, JSONBOID};
 	KeyRequest	request = {.function = "idempotency.run()"};
 	KeyAnswer	answer;
 	Claim	   *claim;
@@ -102,7 +103,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	nulls[0] = nulls[1] = false;
 	nulls[2] = answer.response == NULL;
 	nulls[3] = answer.meta == NULL;
-	return idempotency_result(fcinfo, values, nulls);
+	return idempotency_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
 /*

@@ -750,6 +750,10 @@ end_of(const Token *token)
 static Datum
 token_result(FunctionCallInfo fcinfo, const Token *token, TokenStatus status)
 {
+	static const Oid types[6] = {
+		TEXTOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+		TIMESTAMPTZOID
+	};
 	Datum		values[6] = {0};
 	bool		nulls[6];
 
@@ -773,7 +777,7 @@ token_result(FunctionCallInfo fcinfo, const Token *token, TokenStatus status)
 			nulls[2] = false;
 		}
 	}
-	return idempotency_result(fcinfo, values, nulls);
+	return idempotency_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
 /*

@@ -616,6 +616,7 @@ aim(GuardedUpdate *update, Datum expected, int target)
 static Datum
 move(GuardedUpdate *update, FunctionCallInfo fcinfo)
 {
+	static const Oid types[4] = {TEXTOID, BOOLOID, TEXTOID, TEXTOID};
 	UpdateOutcome outcome = idempotency_guarded_update(update);
 	Datum		values[4];
 	bool		nulls[4] = {false, false, true, true};
@@ -633,7 +634,7 @@ move(GuardedUpdate *update, FunctionCallInfo fcinfo)
 		nulls[3] = false;
 	}
 	table_close(update->rel, NoLock);
-	return idempotency_result(fcinfo, values, nulls);
+	return idempotency_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
 /*

@@ -154,6 +154,7 @@ idempotency_guard_version(PG_FUNCTION_ARGS)
 Datum
 idempotency_update_if(PG_FUNCTION_ARGS)
 {
+	static const Oid types[3] = {TEXTOID, BOOLOID, INT8OID};
 	GuardedUpdate update;
 	UpdateOutcome outcome;
 	Datum		values[3];
@@ -191,7 +192,7 @@ idempotency_update_if(PG_FUNCTION_ARGS)
 	/* NOT NULL may have been dropped from the column */
 	nulls[2] = outcome == UPDATE_NOT_FOUND || update.isnull;
 	table_close(update.rel, NoLock);
-	return idempotency_result(fcinfo, values, nulls);
+	return idempotency_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
 static int64

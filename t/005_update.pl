@@ -2,7 +2,9 @@
 # version (test/update): version 1.0, made by its own script and served by the
 # library of today, keeps working; updated with its data in place it is, object
 # by object, what a fresh install of the next version is; and what was stored is
-# all there, also after dump and restore.
+# all there, also after dump and restore.  A later version yet, with one more
+# attribute in each result type, is an error to the library that does not know
+# it, and no crash, also in a session that was there before the update.
 #
 # Writes into the installation, so it runs only where it may (test/run has a
 # copy of its own).
@@ -51,7 +53,7 @@ END { restore() if $fresh }
 sub restore
 {
 	local $?;
-	unlink map { "$extension/idempotency--$_.sql" } 'next', '1.0--next';
+	unlink map { "$extension/idempotency--$_.sql" } 'next', '1.0--next', 'next--later';
 	overwrite('idempotency.control', $control);
 }
 
@@ -66,6 +68,7 @@ sub overwrite
 
 overwrite('idempotency--next.sql', $fresh);
 overwrite('idempotency--1.0--next.sql', $delta);
+overwrite('idempotency--next--later.sql', join '', map { "ALTER TYPE idempotency.${_} ADD ATTRIBUTE note text;\n" } $script =~ /^CREATE TYPE idempotency\.(\w+)/mg);
 overwrite('idempotency.control', $control =~ s/^default_version = \K.*$/'next'/mr);
 
 $node->init;
@@ -258,6 +261,26 @@ is(rows('restored'), $before, 'restored: every row');
 is(query('restored', 'owner', 'SELECT * FROM idempotency.notes'), '1|a note', 'restored: of the new table too');
 is(query('restored', 'owner', q{SELECT nextval('idempotency.note_id_seq')}), '2', 'restored: the new sequence');
 works('restored', 'restored');
+
+# The library of one version, the objects of another.
+my $session = $node->background_psql('updated', on_error_stop => 0);
+my $lookup = q{SELECT status, response FROM idempotency.lookup('pay', 'k');};
+is($session->query($lookup), 'completed|answer', 'a session before the update');
+$node->safe_psql('updated', q{ALTER EXTENSION idempotency UPDATE TO 'later'});
+$session->query($lookup);
+like($session->{stderr}, qr/ERROR: .*row type/, 'after it, the session is told');
+$session->{stderr} = '';
+is($session->query(q{SELECT idempotency.once('pay', 'still')}), 't', 'and goes on');
+$session->quit;
+my %call = (
+	claim => q{'a', 'b'}, run => q{'a', 'b', 'jsonb_strip_nulls', '{}'}, lookup => q{'pay', 'k'}, lease => q{'a', 'b', '1 day'},
+	fire => q{'ord', 2, 'pay'}, update_if => q{'ord', 2, 2, '{}'}, check_token => qq{'$token', 's', 'p'});
+for my $function (sort keys %call)
+{
+	my ($ret, $out, $err) = $node->psql('updated', "\\set VERBOSITY sqlstate\nSELECT * FROM idempotency.$function($call{$function})");
+	like($err, qr/ERROR:  55000/, "$function says so");
+}
+unlike(slurp_file($node->logfile), qr/terminated by signal|TRAP/, 'no crash');
 
 $node->stop;
 done_testing();
