@@ -2,6 +2,7 @@ EXTENSION = idempotency
 MODULE_big = idempotency
 OBJS = \
 	src/idempotency.o \
+	src/own.o \
 	src/lock.o \
 	src/table.o \
 	src/claim.o \
@@ -45,6 +46,7 @@ REGRESS = \
 	machine_transition \
 	machine_types \
 	outbox \
+	own \
 	privilege \
 	purge \
 	rare \

@@ -403,8 +403,7 @@ log_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 	char		nulls[9] = "        ";
 	Oid			root = root_of(trigdata->tg_relation);
 	Relation	log;
-	Oid			save_user;
-	int			save_context;
+	SavedUser	caller;
 
 	values[0] = CStringGetTextDatum(quote_qualified_identifier(get_namespace_name(get_rel_namespace(root)),
 															   get_rel_name(root)));
@@ -415,14 +414,12 @@ log_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 	values[4] = PointerGetDatum(cstring_to_text_with_len(from.data, from.len));
 	values[5] = PointerGetDatum(cstring_to_text_with_len(to.data, to.len));
 	values[6] = TimestampTzGetDatum(GetCurrentTimestamp());
-	GetUserIdAndSecContext(&save_user, &save_context);
-	values[7] = CStringGetTextDatum(GetUserNameFromId(save_user, false));
+	values[7] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
 
 	SPI_connect();
 	log = table_open(idempotency_own_relation("transition_log"),
 					 RowExclusiveLock);
-	SetUserIdAndSecContext(log->rd_rel->relowner,
-						   save_context | SECURITY_LOCAL_USERID_CHANGE);
+	idempotency_become_owner(log, 0, &caller);
 	if (log_plan == NULL)
 	{
 		SPIPlanPtr	plan = SPI_prepare("INSERT INTO idempotency.transition_log"
@@ -439,7 +436,7 @@ log_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 	if (SPI_execute_plan(log_plan, values, nulls, false, 0) != SPI_OK_INSERT)
 		elog(ERROR, "could not write to table \"%s\"",
 			 RelationGetRelationName(log));
-	SetUserIdAndSecContext(save_user, save_context);
+	idempotency_become_caller(&caller);
 	table_close(log, NoLock);
 	SPI_finish();
 }

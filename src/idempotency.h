@@ -51,6 +51,23 @@ extern Oid	idempotency_argument_type(FunctionCallInfo fcinfo, int argument);
 extern void idempotency_check_text(const text *value, Size limit,
 								   const char *name, const char *hint);
 
+/* own.c: which objects are ours, and in whose name their tables are written */
+extern Oid	idempotency_own_relation(const char *name);
+extern Oid	idempotency_trigger_function(const char *name);
+extern bool idempotency_is_ours(Oid class, Oid object);
+
+/* who called, while we are the owner of a table */
+typedef struct SavedUser
+{
+	Oid			user;
+	int			context;
+	int			nest;			/* of the settings */
+} SavedUser;
+
+extern void idempotency_become_owner(Relation rel, int context,
+									 SavedUser *saved);
+extern void idempotency_become_caller(const SavedUser *saved);
+
 /* lock.c: the lock of a key, and waiting for rivals */
 extern uint64 idempotency_lock_hash(const text *scope, const text *key);
 extern bool idempotency_try_lock(uint64 hash);
@@ -84,6 +101,16 @@ typedef struct RowAccess
 	bool		locked;			/* do we hold the lock? */
 } RowAccess;
 
+/* the indexes that we read; every table has the first */
+enum
+{
+	PRIMARY_KEY,
+	KEYS_LEASED = 1,			/* (deadline), of the leases */
+	OUTBOX_BY_DUE = 1,			/* (topic, due) */
+	OUTBOX_BY_KEY = 2,			/* (topic, key, state, id), of events with a key */
+	MAX_OWN_INDEXES
+};
+
 extern OwnTable idempotency_keys;
 extern OwnTable idempotency_outbox;
 extern OwnTable idempotency_token_keys;
@@ -91,7 +118,7 @@ extern OwnTable idempotency_used_tokens;
 extern OwnTable idempotency_token_generations;
 
 extern Relation idempotency_open_table(OwnTable *table, LOCKMODE lockmode);
-extern Oid	idempotency_partial_index(OwnTable *table);
+extern Oid	idempotency_own_index(OwnTable *table, int which);
 extern uint64 idempotency_table_changes(const OwnTable *table);
 extern void idempotency_open_row(RowAccess *row, OwnTable *table,
 								 Datum key1, Datum key2, uint64 lock_hash,

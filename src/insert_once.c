@@ -881,17 +881,13 @@ find_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
 static bool
 owner_sees_row(Shape *shape, Relation rel, Datum *values, char *nulls)
 {
-	Oid			save_userid;
-	int			save_sec_context;
+	SavedUser	caller;
 	int			rc;
 
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
-	SetUserIdAndSecContext(rel->rd_rel->relowner,
-						   save_sec_context | SECURITY_LOCAL_USERID_CHANGE |
-						   SECURITY_NOFORCE_RLS);
+	idempotency_become_owner(rel, SECURITY_NOFORCE_RLS, &caller);
 	rc = SPI_execute_with_args(shape->find_text, shape->members->natts,
 							   shape->types, values, nulls, true, 1);
-	SetUserIdAndSecContext(save_userid, save_sec_context);
+	idempotency_become_caller(&caller);
 	if (rc != SPI_OK_SELECT)
 		elog(ERROR, "SPI_execute_with_args failed: %s", SPI_result_code_string(rc));
 	return SPI_processed > 0;

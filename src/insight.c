@@ -112,7 +112,8 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	rel = idempotency_open_table(&idempotency_keys, AccessShareLock);
 	idempotency_check_rows(rsinfo->setDesc, rel);
-	index = index_open(idempotency_partial_index(&idempotency_keys), AccessShareLock);
+	index = index_open(idempotency_own_index(&idempotency_keys, KEYS_LEASED),
+					   AccessShareLock);
 	slot = table_slot_create(rel, NULL);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	InitNonVacuumableSnapshot(not_dead, GlobalVisTestFor(rel));

@@ -392,9 +392,6 @@ idempotency_complete_claim(Claim *claim, KeyStatus outcome,
 {
 	RowAccess	row;
 
-	/* an index that somebody added may run code that looks for the claim */
-	claim->settled = GetCurrentTransactionNestLevel();
-
 	idempotency_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
 	row.locked = true;
 	if (claim->replaces)

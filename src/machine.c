@@ -345,20 +345,6 @@ idempotency_has_edge(const Machine *machine, int from, int to)
 		bms_is_member(to, machine->states[from].targets);
 }
 
-/* The OID of one of our own relations; never stored, always looked up. */
-Oid
-idempotency_own_relation(const char *name)
-{
-	Oid			relid = get_relname_relid(name,
-										  get_namespace_oid("idempotency", false));
-
-	if (!OidIsValid(relid))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("relation \"idempotency.%s\" does not exist", name)));
-	return relid;
-}
-
 /* The first argument as a machine's name; 22004 and 22023 as for any name. */
 static char *
 name_argument(FunctionCallInfo fcinfo)
@@ -387,17 +373,14 @@ static void
 write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
 			   Datum *values)
 {
-	Oid			save_user;
-	int			save_context;
+	SavedUser	caller;
 
 	SPI_connect();
-	GetUserIdAndSecContext(&save_user, &save_context);
-	SetUserIdAndSecContext(rel->rd_rel->relowner,
-						   save_context | SECURITY_LOCAL_USERID_CHANGE);
+	idempotency_become_owner(rel, 0, &caller);
 	if (SPI_execute_with_args(command, nargs, types, values, NULL, false, 0) < 0)
 		elog(ERROR, "could not write to table \"%s\"",
 			 RelationGetRelationName(rel));
-	SetUserIdAndSecContext(save_user, save_context);
+	idempotency_become_caller(&caller);
 	SPI_finish();
 }
 

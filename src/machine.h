@@ -74,7 +74,6 @@ extern bool idempotency_has_edge(const Machine *machine, int from, int to);
 extern char *idempotency_hint_edges(const Machine *machine, int state);
 extern char *idempotency_hint_states(const Machine *machine, bool initial);
 extern char *idempotency_hint_events(const Machine *machine);
-extern Oid	idempotency_own_relation(const char *name);
 
 /* how a state is stored */
 typedef enum StateKind
@@ -120,7 +119,6 @@ typedef struct TableInfo
 extern const TableInfo *idempotency_table_info(Relation rel);
 extern const Guard *idempotency_guard_of(const TableInfo *table,
 										 AttrNumber column);
-extern Oid	idempotency_trigger_function(const char *name);
 extern StateKind idempotency_state_kind(Oid type, Oid *base);
 extern NameRef idempotency_state_name(StateKind kind, Datum state);
 extern Datum idempotency_state_datum(const Guard *guard, NameRef name);

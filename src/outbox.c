@@ -44,7 +44,6 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "common/hashfn.h"
@@ -213,9 +212,8 @@ static TimestampTz after(TimestampTz start, const Interval *interval,
 static int	array_argument(FunctionCallInfo fcinfo, int arg, const char *what,
 						   Oid type, Datum **elements);
 static void open_outbox(Outbox *box, const char *function);
+static Relation opened_index(Outbox *box, int which);
 static void close_outbox(Outbox *box);
-static Oid	outbox_object(const char *name);
-pg_noreturn static void incomplete(void);
 static bool find_event(Outbox *box, int64 id, TupleTableSlot *event);
 static bool first_of_key(Outbox *box, Datum topic, Datum key, char state,
 						 TupleTableSlot *event);
@@ -268,7 +266,7 @@ idempotency_emit(PG_FUNCTION_ARGS)
 	}
 
 	open_outbox(&box, "idempotency.emit()");
-	id = nextval_internal(outbox_object("outbox_id_seq"), false);
+	id = nextval_internal(idempotency_own_relation("outbox_id_seq"), false);
 	now = GetCurrentTimestamp();
 
 	event = next_version(&box, NULL);
@@ -632,7 +630,8 @@ count_event(TupleTableSlot *slot, void *arg)
 static bool
 find_parked(Parked *parked)
 {
-	Relation	by_due = index_open(outbox_object("outbox_due_idx"), AccessShareLock);
+	Relation	by_due = index_open(idempotency_own_index(&idempotency_outbox, OUTBOX_BY_DUE),
+									AccessShareLock);
 	TupleTableSlot *event = table_slot_create(parked->rel, NULL);
 	SnapshotData not_dead;
 	text	   *topic = NULL;
@@ -687,7 +686,8 @@ find_parked(Parked *parked)
 static bool
 find_oldest(Relation rel, TimestampTz *oldest)
 {
-	Relation	by_id = index_open(outbox_object("outbox_pkey"), AccessShareLock);
+	Relation	by_id = index_open(idempotency_own_index(&idempotency_outbox, PRIMARY_KEY),
+								   AccessShareLock);
 	TupleTableSlot *event = table_slot_create(rel, NULL);
 	IndexScanDesc scan = begin_scan(rel, by_id, SnapshotSelf, NULL, 0);
 	EventCounts counts = {.oldest = DT_NOEND};
@@ -1207,24 +1207,23 @@ open_outbox(Outbox *box, const char *function)
 	box->indexes = makeNode(ResultRelInfo);
 	InitResultRelInfo(box->indexes, box->rel, 0, NULL, 0);
 	ExecOpenIndices(box->indexes, false);
-	for (int i = 0; i < box->indexes->ri_NumIndices; i++)
-	{
-		Relation	index = box->indexes->ri_IndexRelationDescs[i];
-		const char *name = RelationGetRelationName(index);
-
-		if (!index->rd_index->indisvalid)
-			continue;
-		if (strcmp(name, "outbox_pkey") == 0)
-			box->by_id = index;
-		else if (strcmp(name, "outbox_due_idx") == 0)
-			box->by_due = index;
-		else if (strcmp(name, "outbox_key_idx") == 0)
-			box->by_key = index;
-	}
-	if (box->by_id == NULL || box->by_due == NULL || box->by_key == NULL)
-		incomplete();
+	box->by_id = opened_index(box, PRIMARY_KEY);
+	box->by_due = opened_index(box, OUTBOX_BY_DUE);
+	box->by_key = opened_index(box, OUTBOX_BY_KEY);
 	box->next = MakeSingleTupleTableSlot(RelationGetDescr(box->rel),
 										 &TTSOpsVirtual);
+}
+
+static Relation
+opened_index(Outbox *box, int which)
+{
+	Oid			relid = idempotency_own_index(&idempotency_outbox, which);
+
+	for (int i = 0; i < box->indexes->ri_NumIndices; i++)
+		if (RelationGetRelid(box->indexes->ri_IndexRelationDescs[i]) == relid)
+			return box->indexes->ri_IndexRelationDescs[i];
+	elog(ERROR, "index %u of table \"%s\" was not opened", relid,
+		 RelationGetRelationName(box->rel));
 }
 
 static void
@@ -1236,27 +1235,6 @@ close_outbox(Outbox *box)
 	ExecCloseIndices(box->indexes);
 	FreeExecutorState(box->estate);
 	table_close(box->rel, NoLock);
-}
-
-/* The sequence or an index, found at each call: nothing to be invalidated. */
-static Oid
-outbox_object(const char *name)
-{
-	Oid			oid = get_relname_relid(name,
-										get_namespace_oid("idempotency", false));
-
-	if (!OidIsValid(oid))
-		incomplete();
-	return oid;
-}
-
-static void
-incomplete(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("an index or the sequence of table idempotency.outbox is missing or not valid"),
-			 errhint("Restore the indexes outbox_pkey, outbox_due_idx and outbox_key_idx and the sequence outbox_id_seq, or create the extension again.")));
 }
 
 /* The event with this id, as it is now. */

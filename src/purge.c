@@ -13,6 +13,9 @@
  * The scan has a dirty snapshot: it shows which rows are being changed, and
  * takes no predicate lock.
  *
+ * A sweep is the table owner's, in a security-restricted operation (own.c), as
+ * autovacuum's is: the worker that sweeps is a superuser.
+ *
  * Acknowledged events that ack had to leave behind (outbox.c) are rows like
  * the others, but for what they owe to the next event of their key.
  *
@@ -132,7 +135,9 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
 	BlockNumber seen;
 	int64		removed = 0;
+	SavedUser	caller;
 
+	idempotency_become_owner(rel, 0, &caller);
 	position->left = Min(position->left, blocks);
 	if (!position->started || position->next >= blocks)
 	{
@@ -186,6 +191,7 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 		position->left -= seen;
 		CommandCounterIncrement();
 	}
+	idempotency_become_caller(&caller);
 	table_close(rel, NoLock);
 	return removed;
 }

@@ -23,15 +23,17 @@
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "access/transam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "nodes/execnodes.h"
+#include "nodes/nodeFuncs.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
@@ -46,24 +48,31 @@ typedef struct OwnColumn
 	Oid			type;
 } OwnColumn;
 
+/* one index that the code reads: a plain btree, ascending */
+typedef struct OwnIndex
+{
+	bool		unique;
+	int			nkeys;			/* of a primary key at most 2 */
+	AttrNumber	key[4];
+	bool		(*predicate) (Node *clause);	/* NULL: of all rows */
+} OwnIndex;
+
 struct OwnTable
 {
 	const char *name;
 	const OwnColumn *columns;
 	int			natts;
-	int			nkeys;			/* columns of the primary key, at most 2 */
-	AttrNumber	key[2];			/* in the index's order */
-	RegProcedure equal[2];		/* their equality operators' functions */
-	const char *partial_index;	/* an index on some of the rows, or NULL */
-	bool		(*in_partial) (const Datum *values);	/* on which? */
+	const OwnIndex *indexes;	/* the primary key's first */
+	int			nindexes;
+	RegProcedure equal[2];		/* equality of the primary key's columns */
+	bool		(*in_partial) (const Datum *values);	/* is the row in others? */
 	bool		watched;		/* each change sends a relcache invalidation,
 								 * by a trigger of ours if SQL makes it */
 
 	/* found at first use, until a relcache invalidation */
 	bool		valid;
 	Oid			relid;
-	Oid			index;			/* the primary key's */
-	Oid			partial;		/* that on some of the rows */
+	Oid			found[MAX_OWN_INDEXES]; /* as indexes */
 	bool		other_indexes;	/* has somebody added one? */
 	uint64		changes;		/* such invalidations */
 };
@@ -85,15 +94,21 @@ static const OwnColumn keys_columns[] = {
 };
 
 static bool is_leased(const Datum *values);
+static bool says_leased(Node *clause);
+static bool says_keyed(Node *clause);
+
+static const OwnIndex keys_indexes[] = {
+	{.unique = true,.nkeys = 2,.key = {4, 5}},
+	[KEYS_LEASED] = {.nkeys = 1,.key = {10},.predicate = says_leased}
+};
 
 OwnTable	idempotency_keys = {
 	.name = "keys",
 	.columns = keys_columns,
 	.natts = lengthof(keys_columns),
-	.nkeys = 2,
-	.key = {4, 5},
+	.indexes = keys_indexes,
+	.nindexes = lengthof(keys_indexes),
 	.equal = {F_TEXTEQ, F_TEXTEQ},
-	.partial_index = "keys_leased",
 	.in_partial = is_leased
 };
 
@@ -104,12 +119,16 @@ static const OwnColumn token_keys_columns[] = {
 	{"secret", BYTEAOID}
 };
 
+static const OwnIndex token_keys_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {1}}
+};
+
 OwnTable	idempotency_token_keys = {
 	.name = "token_keys",
 	.columns = token_keys_columns,
 	.natts = lengthof(token_keys_columns),
-	.nkeys = 1,
-	.key = {1},
+	.indexes = token_keys_indexes,
+	.nindexes = lengthof(token_keys_indexes),
 	.equal = {F_INT8EQ},
 	.watched = true
 };
@@ -121,12 +140,16 @@ static const OwnColumn used_tokens_columns[] = {
 	{"revoked", BOOLOID}
 };
 
+static const OwnIndex used_tokens_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {3}}
+};
+
 OwnTable	idempotency_used_tokens = {
 	.name = "used_tokens",
 	.columns = used_tokens_columns,
 	.natts = lengthof(used_tokens_columns),
-	.nkeys = 1,
-	.key = {3},
+	.indexes = used_tokens_indexes,
+	.nindexes = lengthof(used_tokens_indexes),
 	.equal = {F_UUID_EQ}
 };
 
@@ -137,12 +160,16 @@ static const OwnColumn token_generations_columns[] = {
 	{"purpose", TEXTOID}
 };
 
+static const OwnIndex token_generations_indexes[] = {
+	{.unique = true,.nkeys = 2,.key = {3, 4}}
+};
+
 OwnTable	idempotency_token_generations = {
 	.name = "token_generations",
 	.columns = token_generations_columns,
 	.natts = lengthof(token_generations_columns),
-	.nkeys = 2,
-	.key = {3, 4},
+	.indexes = token_generations_indexes,
+	.nindexes = lengthof(token_generations_indexes),
 	.equal = {F_TEXTEQ, F_TEXTEQ}
 };
 
@@ -160,12 +187,18 @@ static const OwnColumn outbox_columns[] = {
 	{"error", TEXTOID}
 };
 
+static const OwnIndex outbox_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {1}},
+	[OUTBOX_BY_DUE] = {.nkeys = 2,.key = {8, 2}},
+	[OUTBOX_BY_KEY] = {.nkeys = 4,.key = {8, 9, 7, 1},.predicate = says_keyed}
+};
+
 OwnTable	idempotency_outbox = {
 	.name = "outbox",
 	.columns = outbox_columns,
 	.natts = lengthof(outbox_columns),
-	.nkeys = 1,
-	.key = {1},
+	.indexes = outbox_indexes,
+	.nindexes = lengthof(outbox_indexes),
 	.equal = {F_INT8EQ}
 };
 
@@ -179,7 +212,12 @@ static OwnTable *const own_tables[] = {
 
 static void examine(OwnTable *table, Relation rel);
 static bool is_plain(OwnTable *table, Relation rel);
+static bool has_our_triggers(OwnTable *table, Relation rel);
 static void examine_indexes(OwnTable *table, Relation rel);
+static bool is_index(Relation index, const OwnIndex *what);
+static bool is_built_in(Relation index, Relation rel);
+static bool has_others_code(Node *node, void *context);
+static bool is_others_function(Oid function, void *context);
 static void forget_verdict(Datum arg, Oid relid);
 pg_noreturn static void not_as_made(OwnTable *table);
 static bool wrote_row(RowAccess *row);
@@ -214,13 +252,9 @@ idempotency_open_table(OwnTable *table, LOCKMODE lockmode)
 
 	for (;;)
 	{
-		Oid			schema = get_namespace_oid("idempotency", true);
-		Oid			relid = get_relname_relid(table->name, schema);
-		Relation	rel;
+		Relation	rel = try_relation_open(idempotency_own_relation(table->name),
+											lockmode);
 
-		if (!OidIsValid(relid))
-			not_as_made(table);
-		rel = try_relation_open(relid, lockmode);
 		if (rel != NULL)		/* else it has just been dropped */
 		{
 			examine(table, rel);
@@ -229,13 +263,13 @@ idempotency_open_table(OwnTable *table, LOCKMODE lockmode)
 	}
 }
 
-/* The index on some of the rows of an open table; 55000 if it is gone. */
+/* An index of an open table that we read; 55000 if it is gone. */
 Oid
-idempotency_partial_index(OwnTable *table)
+idempotency_own_index(OwnTable *table, int which)
 {
-	if (!OidIsValid(table->partial))
+	if (!OidIsValid(table->found[which]))
 		not_as_made(table);
-	return table->partial;
+	return table->found[which];
 }
 
 /*
@@ -259,7 +293,7 @@ idempotency_open_row(RowAccess *row, OwnTable *table, Datum key1, Datum key2,
 {
 	row->table = table;
 	row->rel = idempotency_open_table(table, lockmode);
-	row->index = index_open(table->index, lockmode);
+	row->index = index_open(table->found[PRIMARY_KEY], lockmode);
 	row->slot = table_slot_create(row->rel, NULL);
 	row->key[0] = key1;
 	row->key[1] = key2;
@@ -468,9 +502,20 @@ examine(OwnTable *table, Relation rel)
 	if (!is_plain(table, rel))
 		not_as_made(table);
 	examine_indexes(table, rel);
-	if (!OidIsValid(table->index))
+	if (!OidIsValid(table->found[PRIMARY_KEY]))
 		not_as_made(table);
 	table->valid = table->changes == changes;
+}
+
+static bool
+has_our_triggers(OwnTable *table, Relation rel)
+{
+	TriggerDesc *triggers = rel->trigdesc;
+
+	if (!table->watched)
+		return triggers == NULL;
+	return triggers != NULL && triggers->numtriggers == 1 &&
+		idempotency_is_ours(ProcedureRelationId, triggers->triggers[0].tgfoid);
 }
 
 static bool
@@ -481,7 +526,7 @@ is_plain(OwnTable *table, Relation rel)
 	if (rel->rd_rel->relkind != RELKIND_RELATION ||
 		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
 		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
-		(rel->trigdesc ? rel->trigdesc->numtriggers : 0) != table->watched ||
+		!has_our_triggers(table, rel) ||
 		rel->rd_rules != NULL ||
 		rel->rd_rel->relrowsecurity ||
 		rel->rd_rel->relispartition ||
@@ -509,8 +554,8 @@ is_plain(OwnTable *table, Relation rel)
 }
 
 /*
- * Find the unique index on exactly the primary key's columns, which is the
- * judge, and whether there are more than our own.
+ * Find the indexes that we read, by what they are, and whether there are more.
+ * Every index must be free of others' code.
  */
 static void
 examine_indexes(OwnTable *table, Relation rel)
@@ -518,35 +563,119 @@ examine_indexes(OwnTable *table, Relation rel)
 	List	   *indexes = RelationGetIndexList(rel);
 	ListCell   *lc;
 
-	table->index = InvalidOid;
-	table->partial = InvalidOid;
+	memset(table->found, 0, sizeof(table->found));
 	table->other_indexes = false;
 	foreach(lc, indexes)
 	{
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
-		Form_pg_index form = index->rd_index;
-		bool		partial = RelationGetIndexPredicate(index) != NIL;
-		bool		is_key;
+		int			i = 0;
 
-		is_key = form->indisunique && form->indisvalid && form->indisready &&
-			form->indimmediate && form->indnkeyatts == table->nkeys &&
-			index->rd_rel->relam == BTREE_AM_OID && !partial;
-		for (int i = 0; is_key && i < table->nkeys; i++)
-			is_key = form->indkey.values[i] == table->key[i] &&
-				(!OidIsValid(index->rd_indcollation[i]) ||
-				 index->rd_indcollation[i] == C_COLLATION_OID);
+		if (!is_built_in(index, rel))
+			not_as_made(table);
+		while (i < table->nindexes &&
+			   (OidIsValid(table->found[i]) ||
+				!is_index(index, &table->indexes[i])))
+			i++;
+		if (i < table->nindexes)
+			table->found[i] = RelationGetRelid(index);
 
-		if (is_key && !OidIsValid(table->index))
-			table->index = RelationGetRelid(index);
-		else if (partial && form->indisvalid && table->partial_index != NULL &&
-				 strcmp(RelationGetRelationName(index),
-						table->partial_index) == 0)
-			table->partial = RelationGetRelid(index);
-		else
+		/* columns that it only includes are not in a RowAccess's key */
+		if (i == table->nindexes || index->rd_index->indnatts > table->indexes[i].nkeys)
 			table->other_indexes = true;
 		index_close(index, AccessShareLock);
 	}
 	list_free(indexes);
+}
+
+static bool
+is_index(Relation index, const OwnIndex *what)
+{
+	Form_pg_index form = index->rd_index;
+	List	   *predicate = RelationGetIndexPredicate(index);
+
+	if (!form->indisvalid || !form->indisready || !form->indimmediate ||
+		(what->unique && !form->indisunique) ||
+		form->indnkeyatts != what->nkeys ||
+		index->rd_rel->relam != BTREE_AM_OID)
+		return false;
+	for (int i = 0; i < what->nkeys; i++)
+		if (form->indkey.values[i] != what->key[i] ||
+			index->rd_indoption[i] != 0 ||
+			(OidIsValid(index->rd_indcollation[i]) &&
+			 index->rd_indcollation[i] != C_COLLATION_OID))
+			return false;
+	return what->predicate == NULL ? predicate == NIL :
+		list_length(predicate) == 1 && what->predicate(linitial(predicate));
+}
+
+/*
+ * Whose code can run when a row is indexed?  What an index calls runs as our
+ * caller: as whoever claims a key, or as the superuser whose worker purges.
+ * So it is PostgreSQL's alone: operator classes, types, and every function in
+ * an expression or a predicate.
+ */
+static bool
+is_built_in(Relation index, Relation rel)
+{
+	for (int i = 0; i < index->rd_index->indnatts; i++)
+	{
+		AttrNumber	column = index->rd_index->indkey.values[i];
+
+		if (i < index->rd_index->indnkeyatts &&
+			index->rd_opfamily[i] >= FirstNormalObjectId)
+			return false;
+		if (column != InvalidAttrNumber &&
+			TupleDescAttr(RelationGetDescr(rel), column - 1)->atttypid >= FirstNormalObjectId)
+			return false;
+	}
+	return index->rd_rel->relam < FirstNormalObjectId &&
+		!has_others_code((Node *) RelationGetIndexExpressions(index), NULL) &&
+		!has_others_code((Node *) RelationGetIndexPredicate(index), NULL);
+}
+
+static bool
+has_others_code(Node *node, void *context)
+{
+	if (node == NULL)
+		return false;
+	if (!IsA(node, List) &&
+		(exprType(node) >= FirstNormalObjectId ||
+		 check_functions_in_node(node, is_others_function, NULL)))
+		return true;
+	return expression_tree_walker(node, has_others_code, context);
+}
+
+static bool
+is_others_function(Oid function, void *context)
+{
+	return function >= FirstNormalObjectId;
+}
+
+/* status = 'l' */
+static bool
+says_leased(Node *clause)
+{
+	OpExpr	   *op = (OpExpr *) clause;
+	Var		   *var;
+	Const	   *value;
+
+	if (!IsA(op, OpExpr) || op->opfuncid != F_CHAREQ)
+		return false;
+	var = linitial(op->args);
+	value = lsecond(op->args);
+	return IsA(var, Var) && var->varattno == 3 &&
+		IsA(value, Const) && !value->constisnull &&
+		DatumGetChar(value->constvalue) == STATUS_LEASED;
+}
+
+/* key IS NOT NULL */
+static bool
+says_keyed(Node *clause)
+{
+	NullTest   *test = (NullTest *) clause;
+
+	return IsA(test, NullTest) && test->nulltesttype == IS_NOT_NULL &&
+		IsA(test->arg, Var) && ((Var *) test->arg)->varattno == 9;
 }
 
 static bool
@@ -561,11 +690,15 @@ forget_verdict(Datum arg, Oid relid)
 {
 	for (int i = 0; i < lengthof(own_tables); i++)
 	{
-		if (!OidIsValid(relid) || own_tables[i]->relid == relid ||
-			own_tables[i]->index == relid)
+		OwnTable   *table = own_tables[i];
+		bool		concerned = !OidIsValid(relid) || table->relid == relid;
+
+		for (int n = 0; n < table->nindexes && !concerned; n++)
+			concerned = table->found[n] == relid;
+		if (concerned)
 		{
-			own_tables[i]->valid = false;
-			own_tables[i]->changes++;
+			table->valid = false;
+			table->changes++;
 		}
 	}
 }
@@ -577,7 +710,7 @@ not_as_made(OwnTable *table)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table idempotency.%s is not as the extension made it",
 					table->name),
-			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, columns that are NOT NULL, have a default or are of a domain) and restore its primary key, or create the extension again.")));
+			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, columns that are NOT NULL, have a default or are of a domain, indexes with functions, operator classes or types that are not built in) and restore its own indexes, or create the extension again.")));
 }
 
 /* Did this transaction write or delete a version of the row? */
@@ -628,15 +761,16 @@ static IndexScanDesc
 begin_scan(RowAccess *row, Snapshot snapshot)
 {
 	OwnTable   *table = row->table;
+	int			nkeys = table->indexes[PRIMARY_KEY].nkeys;
 	ScanKeyData keys[2];
 	IndexScanDesc scan;
 
-	for (int i = 0; i < table->nkeys; i++)
+	for (int i = 0; i < nkeys; i++)
 		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber,
 							   InvalidOid, row->index->rd_indcollation[i],
 							   table->equal[i], row->key[i]);
-	scan = compat_index_beginscan(row->rel, row->index, snapshot, table->nkeys);
-	index_rescan(scan, keys, table->nkeys, NULL, 0);
+	scan = compat_index_beginscan(row->rel, row->index, snapshot, nkeys);
+	index_rescan(scan, keys, nkeys, NULL, 0);
 	return scan;
 }
 

@@ -198,26 +198,6 @@ idempotency_guard_of(const TableInfo *table, AttrNumber column)
 	return NULL;
 }
 
-/*
- * The OID of one of our trigger functions.  Not by name resolution: whoever
- * writes to a guarded table needs no right on our schema.
- */
-Oid
-idempotency_trigger_function(const char *name)
-{
-	oidvector  *no_arguments = buildoidvector(NULL, 0);
-	Oid			function = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid,
-										   CStringGetDatum(name),
-										   PointerGetDatum(no_arguments),
-										   ObjectIdGetDatum(get_namespace_oid("idempotency", false)));
-
-	if (!OidIsValid(function))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("function idempotency.%s() does not exist", name)));
-	return function;
-}
-
 /* How values of a type hold a state; *base is the type below any domain. */
 StateKind
 idempotency_state_kind(Oid type, Oid *base)

@@ -445,8 +445,7 @@ idempotency_generation_expired(TupleTableSlot *slot, TimestampTz now,
 static void
 rotate_keys(Relation rel, TimestampTz now, bool retire)
 {
-	Oid			user;
-	int			security_context;
+	SavedUser	caller;
 	Oid			types[] = {BOOLOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 	Datum		values[] = {
 		BoolGetDatum(retire),
@@ -460,9 +459,7 @@ rotate_keys(Relation rel, TimestampTz now, bool retire)
 		" WHERE rotated_at IS NULL"
 	};
 
-	GetUserIdAndSecContext(&user, &security_context);
-	SetUserIdAndSecContext(rel->rd_rel->relowner,
-						   security_context | SECURITY_LOCAL_USERID_CHANGE);
+	idempotency_become_owner(rel, 0, &caller);
 	SPI_connect();
 	for (int i = 0; i < lengthof(commands); i++)
 	{
@@ -475,7 +472,7 @@ rotate_keys(Relation rel, TimestampTz now, bool retire)
 				 SPI_result_code_string(result));
 	}
 	SPI_finish();
-	SetUserIdAndSecContext(user, security_context);
+	idempotency_become_caller(&caller);
 }
 
 /* The arguments subject and purpose, checked: 22004, 22023. */

@@ -2,13 +2,15 @@
 # rows to a transaction and beside clients that claim, follow the configuration,
 # sleep while there is nothing to do, can be seen, are never in the way of DROP
 # DATABASE or of a copy, outlive a dropped extension, an unknown database, a
-# locked one, a crash and being terminated, begin on a standby when it is
-# promoted, end at once, and leave a server alone that pg_upgrade has started.
+# locked one, a crash and being terminated, run no code of the role that owns the
+# extension, begin on a standby when it is promoted, end at once, and leave a
+# server alone that pg_upgrade has started.
 use strict;
 use warnings;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 my $node = PostgreSQL::Test::Cluster->new('primary');
 $node->init(allows_streaming => 1);
@@ -195,6 +197,50 @@ ok($node->poll_query_until('one', $empty =~ s/= 0/= 1/r),
 	'the others go on without the database and the extension');
 
 cmp_ok(ticks(), '<', 100, 'the launcher sleeps between its rounds');
+
+# The extension was given to a plain role, who puts code of his own on our table.
+# A worker is a superuser: it does not run it.
+sql('postgres', 'CREATE ROLE installer SUPERUSER');
+sql('postgres', 'CREATE ROLE plain');
+sql('postgres', 'CREATE DATABASE given');
+sql('given', q{
+	SET ROLE installer;
+	CREATE EXTENSION idempotency;
+	RESET ROLE;
+	REASSIGN OWNED BY installer TO plain;
+	DROP ROLE installer;
+	CREATE SCHEMA plain AUTHORIZATION plain;
+	INSERT INTO idempotency.outbox (id, due, emitted_at, attempt, tries, state, topic, key) VALUES
+		(1, now(), now(), 1, 1, 'a', 'mail', 'k'),	-- acknowledged, and left behind
+		(2, 'infinity', now(), 0, 0, 'r', 'mail', 'k');	-- to be called up by purge
+	SET ROLE plain;
+	CREATE FUNCTION plain.act() RETURNS text LANGUAGE plpgsql AS $$
+	BEGIN
+		ALTER ROLE plain SUPERUSER;
+		RETURN 'superuser';
+	EXCEPTION WHEN insufficient_privilege THEN
+		RETURN 'plain';
+	END $$;
+	CREATE FUNCTION plain.code(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN plain.act(); END';
+	CREATE INDEX plain ON idempotency.outbox (plain.code(topic));
+});
+configure('idempotency.purge_databases', q{'one, given'});
+my $refusal = qr/ERROR: .*outbox is not as the extension made it/;
+my $super = q{SELECT rolsuper FROM pg_roles WHERE rolname = 'plain'};
+for (my $i = 0; $i < 1800; $i++)
+{
+	last if slurp_file($node->logfile) =~ $refusal || sql('given', $super) eq 't';
+	usleep(100_000);
+}
+like(slurp_file($node->logfile), $refusal, 'a worker refuses the table');
+is(sql('given', $super), 'f', 'and did not make its owner superuser');
+sql('given', 'DROP INDEX idempotency.plain');
+ok( $node->poll_query_until('given', q{
+		SELECT count(*) = 1 AND bool_and(id = 2 AND due <= now()) FROM idempotency.outbox}),
+	'without that index, it purges as the owner');
+configure('idempotency.purge_databases', q{'one'});
+sql('postgres', 'DROP DATABASE given');
+sql('postgres', 'DROP ROLE plain');
 
 # a crash
 my $pid = $node->safe_psql('postgres',

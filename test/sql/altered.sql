@@ -190,20 +190,30 @@ SELECT idempotency.complete('maintained', 'duplicate', 'NEW');
 ROLLBACK;
 DROP INDEX idempotency.by_response, idempotency.by_expiry, idempotency.by_expression, idempotency.by_part, idempotency.by_note;
 ALTER TABLE idempotency.keys DROP COLUMN note;
--- an index whose expression meddles with the very claim that is being settled
-CREATE FUNCTION regress_alter.meddle(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+-- an index that is not PostgreSQL's alone could run anything as whoever claims
+CREATE FUNCTION regress_alter.meddle(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
-  RETURN idempotency.release('meddle', key);
-EXCEPTION WHEN OTHERS THEN
-  RETURN SQLERRM;
+  RAISE EXCEPTION 'meddled';
 END $$;
-CREATE INDEX meddling ON idempotency.keys (regress_alter.meddle(key)) WHERE scope = 'meddle';
-BEGIN;
-SELECT status FROM idempotency.claim('meddle', 'claimed');
-SELECT idempotency.complete('meddle', 'claimed', 'answer');
-COMMIT;
-SELECT status, response FROM idempotency.claim('meddle', 'claimed');
-DROP INDEX idempotency.meddling;
+CREATE TYPE regress_alter.kind AS ENUM ('a');
+CREATE OPERATOR CLASS regress_alter.text_ops FOR TYPE text USING btree AS OPERATOR 3 =, FUNCTION 1 bttextcmp(text, text);
+TRUNCATE idempotency.keys;
+ALTER TABLE idempotency.keys ADD COLUMN kind regress_alter.kind;
+CREATE FUNCTION regress_alter.index(definition text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+  result text;
+BEGIN
+  EXECUTE 'CREATE INDEX one ON idempotency.keys ' || definition;
+  result := regress_app.try($_$idempotency.once('altered', clock_timestamp()::text)$_$);
+  DROP INDEX idempotency.one;
+  RETURN result;
+END $$;
+SELECT definition, regress_alter.index(definition) AS once
+FROM unnest(ARRAY['(regress_alter.meddle(checkpoint))', '(fence) WHERE regress_alter.meddle(checkpoint) IS NULL', '((coalesce(fence, length(regress_alter.meddle(checkpoint)))))',
+  '(checkpoint regress_alter.text_ops)', '(kind)', '(fence) INCLUDE (kind)', $$(fence) WHERE kind = 'a'$$, '(greatest(kind, NULL))',
+  '(fence) WHERE meta IS NULL', '((meta ->> ''a'')) INCLUDE (fence)', 'USING gin (meta jsonb_path_ops)']) WITH ORDINALITY AS u(definition, n) ORDER BY n;
+SELECT idempotency.once('altered', 'a type of others');
+ALTER TABLE idempotency.keys DROP COLUMN kind;
 SELECT idempotency.once('altered', 'the end'), idempotency.once('altered', 'the end');
 
 DROP SCHEMA regress_alter CASCADE;

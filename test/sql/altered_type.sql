@@ -86,3 +86,4 @@ DROP TABLE regress_thing, regress_call;
 DROP FUNCTION regress_try, regress_alter, regress_work;
 SELECT idempotency.drop_machine('m');
 TRUNCATE idempotency.keys, idempotency.outbox;
+ALTER SEQUENCE idempotency.outbox_id_seq RESTART;
