@@ -297,8 +297,8 @@ CREATE TABLE idempotency.transition_log (
 ALTER SEQUENCE idempotency.transition_log_id_seq OWNED BY idempotency.transition_log.id;
 COMMENT ON SEQUENCE idempotency.transition_log_id_seq IS 'internal: numbers the history';
 COMMENT ON TABLE idempotency.transition_log IS 'admin: the moves in tables whose machine is attached with history';
-COMMENT ON COLUMN idempotency.transition_log.table_name IS 'qualified and quoted, as it was when the row moved';
-COMMENT ON COLUMN idempotency.transition_log.row_id IS 'primary key: its value, or for several columns an object';
+COMMENT ON COLUMN idempotency.transition_log.table_name IS 'qualified, and quoted where it must be, as it was when the row moved';
+COMMENT ON COLUMN idempotency.transition_log.row_id IS 'primary key: its value, or for several columns an object; times in UTC';
 COMMENT ON COLUMN idempotency.transition_log.event IS 'that fire() asked for; NULL: the row was moved in another way';
 COMMENT ON COLUMN idempotency.transition_log.changed_at IS 'by the clock, not the start of the transaction';
 COMMENT ON COLUMN idempotency.transition_log.changed_by IS 'the role that ran the UPDATE';

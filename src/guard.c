@@ -40,6 +40,7 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
+#include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -94,6 +95,8 @@ static HeapTupleHeader header_of(TupleTableSlot *slot);
 static void log_move(TriggerData *trigdata, const TableInfo *table,
 					 const Guard *guard, TupleTableSlot *slot,
 					 NameRef from, NameRef to, const char *event);
+static void settings_of_log(const TableInfo *table);
+static void set_for_log(const char *name, const char *value);
 static Datum row_id(const TableInfo *table, Relation rel,
 					TupleTableSlot *slot);
 pg_noreturn static void protocol_violated(void);
@@ -402,12 +405,16 @@ log_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 	Datum		values[8];
 	char		nulls[9] = "        ";
 	Oid			root = root_of(trigdata->tg_relation);
+	int			nest;
 	Relation	log;
 	SavedUser	caller;
 
+	nest = NewGUCNestLevel();
+	settings_of_log(table);
 	values[0] = CStringGetTextDatum(quote_qualified_identifier(get_namespace_name(get_rel_namespace(root)),
 															   get_rel_name(root)));
 	values[1] = row_id(table, trigdata->tg_relation, slot);
+	AtEOXact_GUC(true, nest);
 	values[2] = CStringGetTextDatum(guard->machine);
 	values[3] = event ? CStringGetTextDatum(event) : (Datum) 0;
 	nulls[3] = event ? ' ' : 'n';
@@ -439,6 +446,37 @@ log_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 	idempotency_become_caller(&caller);
 	table_close(log, NoLock);
 	SPI_finish();
+}
+
+/*
+ * The log has one name for a table and one for a row, whatever the session that
+ * moves it has set: from here to AtEOXact_GUC() values are written as on a
+ * server in UTC where nothing is set.  The keys of most tables read the same
+ * everywhere.
+ */
+static void
+settings_of_log(const TableInfo *table)
+{
+	static const char *const settings[][2] = {
+		{"bytea_output", "hex"},
+		{"DateStyle", "ISO, MDY"},
+		{"extra_float_digits", "1"},
+		{"IntervalStyle", "postgres"},
+		{"lc_monetary", "C"},
+		{"TimeZone", "UTC"}
+	};
+
+	if (quote_all_identifiers)
+		set_for_log("quote_all_identifiers", "off");
+	for (int i = 0; table->row_id_varies && i < lengthof(settings); i++)
+		set_for_log(settings[i][0], settings[i][1]);
+}
+
+static void
+set_for_log(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
 }
 
 /* The primary key as jsonb: its value, or for several columns an object. */

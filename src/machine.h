@@ -110,6 +110,7 @@ typedef struct TableInfo
 	int			nkeys;			/* 0: no primary key that we can use */
 	KeyColumn  *keys;
 	FmgrInfo	row_id;			/* makes the key's jsonb */
+	bool		row_id_varies;	/* with what the session has set? */
 	int			nguards;
 	Guard	   *guards;
 	AttrNumber	version;		/* the version column; 0: none */

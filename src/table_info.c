@@ -47,6 +47,7 @@ static TableInfo *read_table(Relation rel);
 static void read_triggers(Relation rel, TableInfo *info);
 static void read_primary_key(Relation rel, TableInfo *info);
 static void prepare_row_id(Relation rel, TableInfo *info);
+static bool output_varies(Oid type);
 static void forget_table(Datum arg, Oid relid);
 
 /*
@@ -346,11 +347,34 @@ prepare_row_id(Relation rel, TableInfo *info)
 		if (info->nkeys > 1)
 			args = lappend(args, makeNullConst(TEXTOID, -1, InvalidOid));
 		args = lappend(args, makeNullConst(info->keys[i].type, -1, InvalidOid));
+		info->row_id_varies |= output_varies(info->keys[i].type);
 	}
 	fmgr_info_cxt(function, &info->row_id, CurrentMemoryContext);
 	info->row_id.fn_expr = (Node *) makeFuncExpr(function, JSONBOID, args,
 												 InvalidOid, InvalidOid,
 												 COERCE_EXPLICIT_CALL);
+}
+
+/* May settings change how a value of the type reads?  No for the usual keys. */
+static bool
+output_varies(Oid type)
+{
+	switch (type)
+	{
+		case BOOLOID:
+		case INT2OID:
+		case INT4OID:
+		case INT8OID:
+		case NUMERICOID:
+		case TEXTOID:
+		case VARCHAROID:
+		case BPCHAROID:
+		case NAMEOID:
+		case UUIDOID:
+			return false;
+		default:
+			return !type_is_enum(type);
+	}
 }
 
 /* Relcache callback: marks, and neither frees nor looks anything up. */

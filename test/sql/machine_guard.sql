@@ -215,6 +215,30 @@ RESET ROLE;
 SELECT row_id, event, to_state FROM idempotency.transition_log WHERE table_name = 'mg.own' ORDER BY id;
 DELETE FROM idempotency.transition_log;
 
+-- a table and a row have one name each in the log, whatever a session has set
+SET ROLE regress_guarded;
+CREATE TABLE "order" (t timestamptz, r tstzrange, i interval, b bytea, f float8, status text, PRIMARY KEY (t, r, i, b, f));
+SELECT idempotency.attach_machine('"order"', 'status', 'mg', history => true);
+INSERT INTO "order" VALUES ('2026-03-01 12:00+01', '[2026-03-01 12:00+01,2026-03-02 12:00+01)', '1 day 2 hours', 'a', 0.1::float8 + 0.2, 'NEW');
+UPDATE "order" SET status = 'PAID';
+SET quote_all_identifiers = on;
+SET TimeZone = 'Asia/Tokyo';
+SET DateStyle = 'German';
+SET IntervalStyle = 'iso_8601';
+SET bytea_output = 'escape';
+SET extra_float_digits = -3;
+UPDATE "order" SET status = 'SHIPPED';
+SELECT current_setting(s) FROM unnest(ARRAY['quote_all_identifiers', 'TimeZone', 'DateStyle', 'IntervalStyle', 'bytea_output', 'extra_float_digits']) s;
+RESET quote_all_identifiers;
+RESET TimeZone;
+RESET DateStyle;
+RESET IntervalStyle;
+RESET bytea_output;
+RESET extra_float_digits;
+RESET ROLE;
+SELECT table_name, row_id, count(*), max(to_state) FROM idempotency.transition_log GROUP BY 1, 2;
+DELETE FROM idempotency.transition_log;
+
 -- a trigger made by hand: refused when it fires, not obeyed
 SET ROLE regress_guarded;
 CREATE TABLE byhand (id int PRIMARY KEY, status text);
