@@ -89,6 +89,10 @@ REGRESS_OPTS = --inputdir=$(srcdir)/test --encoding=UTF8 --load-extension=idempo
 ISOLATION_OPTS = --load-extension=idempotency
 TAP_TESTS = 1
 
+# The library tells its version on 18 and later.
+DISTVERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' $(srcdir)/META.json)
+override PG_CPPFLAGS += -DIDEMPOTENCY_VERSION='"$(DISTVERSION)"'
+
 EXTRA_CLEAN = output_iso results tmp_check
 
 PG_CONFIG ?= pg_config
@@ -101,7 +105,6 @@ $(shell mkdir -p src)
 $(OBJS): src/idempotency.h src/errors.h src/compat.h src/machine.h
 
 # The archive for PGXN: what is committed, under the version of META.json.
-DISTVERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' $(srcdir)/META.json)
 .PHONY: dist
 dist:
 	git -C $(srcdir) archive --format=zip --prefix=idempotency-$(DISTVERSION)/ --output=$(CURDIR)/idempotency-$(DISTVERSION).zip HEAD

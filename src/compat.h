@@ -15,6 +15,11 @@
 #define TupleDescFinalize(desc) ((void) 0)
 #endif
 
+/* 18 lets a library tell its name and version */
+#if PG_VERSION_NUM < 180000
+#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
+#endif
+
 #if PG_VERSION_NUM >= 180000
 #define compat_ExecutorRun(query, direction, count) \
 	ExecutorRun(query, direction, count)

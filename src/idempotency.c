@@ -18,7 +18,7 @@
 #include "utils/typcache.h"
 #include "utils/varlena.h"
 
-PG_MODULE_MAGIC;
+PG_MODULE_MAGIC_EXT(.name = "idempotency", .version = IDEMPOTENCY_VERSION);
 
 int			idempotency_debug_hash_bits = 64;
 int			idempotency_default_ttl = 24 * 60 * 60;

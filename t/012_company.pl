@@ -4,6 +4,7 @@
 use strict;
 use warnings;
 
+use File::Basename qw(dirname);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -98,6 +99,14 @@ is(psql(q{SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE 'INSERT INT
 is(psql(q{SELECT sum(rows) FROM pg_stat_statements WHERE query LIKE 'INSERT INTO public.payment AS t%'}), '1', 'and the row they made');
 is(psql(q{SELECT count(*) FROM pg_stat_statements WHERE query ~ 'idempotency\.keys' AND query !~ 'pg_stat_statements'}), '0', 'keys need no query of their own');
 is(psql(q{SELECT calls FROM pg_stat_user_functions WHERE funcname = 'pay'}), '1', 'track_functions counts what run() calls');
+
+# who asks which libraries are loaded, learns ours by name and version
+SKIP:
+{
+	skip 'PostgreSQL before 18 knows no names of libraries', 1 if $node->pg_version < 18;
+	my ($version) = slurp_file(dirname(__FILE__) . '/../META.json') =~ /^  "version": "(.*)"/m;
+	is(psql(q{SELECT module_name, version FROM pg_get_loaded_modules() WHERE file_name LIKE 'idempotency%'}), "idempotency|$version", 'the library tells its version');
+}
 
 $node->stop;
 done_testing();
