@@ -173,12 +173,14 @@ sub same_facts
 sub rows
 {
 	my ($database) = @_;
-	return $node->safe_psql($database, q{
-		SELECT c.relname, query_to_xml(format(
-			'SELECT r FROM (SELECT jsonb_strip_nulls(to_jsonb(t)) AS r FROM %s t) x ORDER BY r::text COLLATE "C"', c.oid::regclass), false, true, '')
-		FROM pg_class c
+	my @tables = split /\n/, $node->safe_psql($database, q{
+		SELECT c.oid::regclass FROM pg_class c
 		WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'r' AND relname NOT IN ('token_keys', 'notes')
-		ORDER BY relname})
+		ORDER BY relname});
+	return join("\n", map {
+		"$_: " . $node->safe_psql($database, qq{
+			SELECT jsonb_agg(r ORDER BY r::text COLLATE "C") FROM (SELECT jsonb_strip_nulls(to_jsonb(t)) AS r FROM $_ t) x})
+	} @tables)
 	  . $node->safe_psql($database, q{
 		SELECT sequencename, last_value FROM pg_sequences
 		WHERE schemaname = 'idempotency' AND sequencename <> 'note_id_seq' ORDER BY 1});

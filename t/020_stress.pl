@@ -12,7 +12,8 @@
 # work shows here, although the unique index would still save the books.
 #
 # Environment:
-#   IDEMPOTENCY_STRESS_SECONDS   how long (10)
+#   IDEMPOTENCY_STRESS_SECONDS   how long (10); longer, where the machine is so
+#                                busy that not everything has happened by then
 #   IDEMPOTENCY_STRESS_SESSIONS  how many sessions (8)
 #   IDEMPOTENCY_STRESS_KILLS     how often the server is killed (3), in at least
 #                                1.5 s each; by turns its postmaster alone, all
@@ -61,6 +62,8 @@ my $connstr = $node->connstr('postgres');
 my $dir = $node->basedir;
 my $begin = time;
 my $end = $begin + $seconds;
+my $patience = 300;
+my @must_happen = qw(claimed replayed rolled_back savepoint_undone unfinished_refused);
 
 # ------------------------------------------------------------------ sessions
 my @workers;
@@ -80,11 +83,12 @@ for my $n (1 .. $sessions)
 # --------------------------------------------------------------------- chaos
 srand($seed);
 my @server_ends = qw(kill_postmaster kill_server stop_immediate);
+splice @server_ends, $kills if $kills < @server_ends;
 my %done = map { $_ => 0 } qw(cancel terminate kill_backend), @server_ends;
 my $server_kills = 0;
 # the last one is below
 my @kill_at = sort { $a <=> $b } map { $begin + $seconds * (0.15 + rand(0.8)) } 2 .. $kills;
-while (time < $end)
+while (time < $end || (!all_happened() && time < $end + $patience))
 {
 	sleep(rand(0.1));
 	resolve_prepared() if rand() < 0.2;
@@ -114,12 +118,14 @@ while (time < $end)
 }
 
 # the sessions end their last transaction, which may wait for a prepared one
+append_to_file("$dir/stop", '');
+$end = time;
 my %running = map { $_ => 1 } @workers;
 my $worker_failed = 0;
 while (%running)
 {
 	resolve_prepared();
-	if (time > $end + 60)
+	if (time > $end + $patience)
 	{
 		diag('stuck: ' . ask(q{SELECT string_agg(concat_ws(' ', application_name, a.pid, state,
 			wait_event, query, l.locktype, l.transactionid, l.objid, l.granted), E'\n')
@@ -145,17 +151,12 @@ kill_server() while $server_kills < $kills;
 
 # ------------------------------------------------------------------- recount
 my (%seen, %errors, %count);
-for my $n (1 .. $sessions)
+for (facts())
 {
-	open(my $log, '<', "$dir/worker$n") or die "worker$n: $!";
-	while (<$log>)
-	{
-		chomp;
-		my ($what, @rest) = split /\t/;
-		if ($what eq 'saw') { $seen{ $rest[0] }{"$rest[1] " . ($rest[2] // '')}++; }
-		elsif ($what eq 'error') { $errors{"$rest[0] under $rest[1] at $rest[2]"}++; }
-		else { $count{$what}++; }
-	}
+	my ($what, @rest) = split /\t/;
+	if ($what eq 'saw') { $seen{ $rest[0] }{"$rest[1] " . ($rest[2] // '')}++; }
+	elsif ($what eq 'error') { $errors{"$rest[0] under $rest[1] at $rest[2]"}++; }
+	else { $count{$what}++; }
 }
 my $total = sub { $node->safe_psql('postgres', shift) };
 
@@ -206,14 +207,26 @@ is(join("\n", @wrong), '', "all $replays answers seen are the first answer");
 
 # and the test did what it says
 cmp_ok($effects, '>', 0, 'there were effects');
-cmp_ok($count{$_} // 0, '>', 0, "there was: $_")
-  for qw(claimed replayed rolled_back savepoint_undone unfinished_refused);
+cmp_ok($count{$_} // 0, '>', 0, "there was: $_") for @must_happen;
 cmp_ok($done{$_}, '>', 0, "the chaos did: $_") for sort keys %done;
 
 $node->stop;
 done_testing();
 
 # ---------------------------------------------------------------- the chaos
+
+# What the sessions have noted so far.
+sub facts
+{
+	return map { split /\n/, slurp_file($_) } grep { -e } map { "$dir/worker$_" } 1 .. $sessions;
+}
+
+# Has there been everything that is asked for at the end?
+sub all_happened
+{
+	my %noted = map { $_ => 1 } facts();
+	return !grep { !$_ } @done{qw(cancel terminate kill_backend)}, @noted{@must_happen};
+}
 
 # One value, or undef while the server is away.
 sub ask
@@ -274,7 +287,7 @@ sub worker
 	open($log, '>', "$dir/worker$n") or die "log: $!";
 	$log->autoflush(1);
 	connect_psql();
-	while (time < $end)
+	while (!-e "$dir/stop")
 	{
 		# a small window of keys that moves on
 		my $key = int((time - $begin) * 300) + int(rand(12));

@@ -149,7 +149,7 @@ is(sql('postgres', "SELECT pg_terminate_backend($first)"), 't', 'it is terminate
 ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $worker AND pid <> $first"), 'the next round has another');
 sql('Three', $fill);
 ok($node->poll_query_until('Three', $empty), 'the databases after the locked one are purged');
-like(slurp_file($node->logfile), qr/ERROR: .*lock timeout\n.*CONTEXT: .*"one"/, 'and the log tells which one it was');
+like(slurp_file($node->logfile), qr/ERROR: .*lock timeout\n.*CONTEXT: (?:.*\n\t)*.*"one"/, 'and the log tells which one it was');
 
 # the launcher is terminated: its worker goes with it, and another launcher comes
 my $begun = "$worker AND clock_timestamp() - xact_start < interval '2 s'";

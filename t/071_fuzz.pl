@@ -693,7 +693,7 @@ sub any_value
 	return pick(
 		'1', '1.5', q{'x'::varchar}, q{'x'::char(9)}, q{'x'::name}, q{'{"b":1,"a":1.0, "a":2}'::json}, q{'{"id": 1, "month": 1}'::jsonb}, q{'"\\u0000"'::json}, 'now()', q{'infinity'::timestamptz}, q{'-infinity'::date}, q{'0044-03-15 BC'::timestamp},
 		'true', q{'\\x00ff'::bytea}, q{ROW(1, 'a%s')}, q{ROW(1, 'x')::pair}, q{ROW(1, 'x')::pair::pair_domain}, 'ROW()', 'ARRAY[1, NULL]', 'ARRAY[[1,2],[3,4]]', q{'{}'::text[]}, q{'NaN'::numeric}, q{'Infinity'::float8}, '(1e-130)::numeric', '(9223372036854775807)::bigint',
-		q{'A'::state}, q{'abc'::label}, 'pg_sleep(0)', q{'1 day'::interval}, q{'(1,2)'::point}, q{'[1,5)'::int4range}, q{'127.0.0.1'::inet}, q{B'101'}, 'NULL::pair', q{repeat('x', 100000)::varchar}, q{'plain'::regclass}, q{'<a/>'::xml}, q{'a b'::tsvector});
+		q{'A'::state}, q{'abc'::label}, 'pg_sleep(0)', q{'1 day'::interval}, q{'(1,2)'::point}, q{'[1,5)'::int4range}, q{'127.0.0.1'::inet}, q{B'101'}, 'NULL::pair', q{repeat('x', 100000)::varchar}, q{'plain'::regclass}, q{'$.a'::jsonpath}, q{'a b'::tsvector});
 }
 
 sub array_value
