@@ -4,6 +4,8 @@
 # Settings, from the environment:
 #   PG_MAJOR     the major version to test; 15 unless set
 #   PG_CONFIG    its pg_config; Debian's place for that major unless set
+#   CHROOT_CACHE where the Debians of test/major and the servers of test/asserts
+#                are kept
 #
 # A private copy, because `make install` into the system's directories needs
 # root, changes what other servers on the machine load, and lets two runs
@@ -16,6 +18,7 @@ export LC_ALL=C.UTF-8 LANG=C.UTF-8	# the test programs unset the first
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PG_MAJOR=${PG_MAJOR:-15}
 PG_CONFIG=${PG_CONFIG:-/usr/lib/postgresql/$PG_MAJOR/bin/pg_config}
+cache=${CHROOT_CACHE:-${XDG_CACHE_HOME:-/var/cache}/idempotency}
 
 strict='-std=gnu11 -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare -DUSE_ASSERT_CHECKING'
 
@@ -60,18 +63,37 @@ need() {
 	"$@" >/dev/null 2>&1 || missing+=("$package")
 }
 
-# Installs what need() noted, by apt and only as root; else says what to do.
-# One at a time, as checks run side by side.
+# The same for a package that not every system has: it is only installed where
+# apt knows it.
+wanted=()
+want() {
+	local package=$1
+	shift
+	"$@" >/dev/null 2>&1 && return
+	# unless its lists are still to come
+	[ -z "$(known "$package")" ] && [ "$(apt-get indextargets 2>/dev/null)" ] || wanted+=("$package")
+}
+
+# known PACKAGE...: those that apt knows
+known() {
+	apt-cache show "$@" 2>/dev/null | sed -n 's/^Package: //p' | sort -u
+}
+
+# Installs what need() and want() noted, by apt and only as root; else says what
+# to do.  One at a time, as checks run side by side.
 install_missing() {
-	((${#missing[@]})) || return 0
-	say "missing: ${missing[*]}"
+	((${#missing[@]} || ${#wanted[@]})) || return 0
+	say "missing: ${missing[*]} ${wanted[*]}"
 	if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
 		give_up "install it first, as root on Debian: apt-get install ${missing[*]} (elsewhere set PG_CONFIG to the pg_config of the server to test)"
 	fi
-	DEBIAN_FRONTEND=noninteractive flock /run/lock/idempotency-apt.lock \
-		sh -c 'apt-get -qq update && apt-get -qq install --no-install-recommends "$@" >/dev/null' sh "${missing[@]}" </dev/null ||
-		give_up "could not install ${missing[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	flock /run/lock/idempotency-apt.lock apt-get -qq update &&
+		flock /run/lock/idempotency-apt.lock apt-get -qq install --no-install-recommends \
+			"${missing[@]}" $(known "${wanted[@]}") </dev/null >/dev/null ||
+		give_up "could not install ${missing[*]} ${wanted[*]}"
 	missing=()
+	wanted=()
 }
 
 # What it takes to build the extension and to start a server.
@@ -88,9 +110,9 @@ need_suites() {
 	if grep -qs pgbouncer "$root"/t/*.pl; then
 		need pgbouncer test -x "$(PATH=$PATH:/usr/sbin command -v pgbouncer)"
 	fi
-	# to be had for Debian's own PostgreSQL; elsewhere its test may be left out
+	# for most of Debian's own PostgreSQL; elsewhere its test is left out
 	if ((EUID == 0)) && [[ $PG_CONFIG == /usr/lib/postgresql/* ]]; then
-		need "postgresql-$PG_MAJOR-cron" test -e "$("$PG_CONFIG" --pkglibdir)/pg_cron.so"
+		want "postgresql-$PG_MAJOR-cron" test -e "$("$PG_CONFIG" --pkglibdir)/pg_cron.so"
 	fi
 }
 
@@ -236,10 +258,14 @@ server_logs() {
 	failed=$((failed + 1))
 }
 
-# Every suite, each run even if one before it failed.
-run_suites() {
+run_sql_suites() {
 	regress_suite regress REGRESS regression.diffs ISOLATION= TAP_TESTS=
 	regress_suite isolation ISOLATION output_iso/regression.diffs REGRESS= TAP_TESTS=
+}
+
+# Every suite, each run even if one before it failed.
+run_suites() {
+	run_sql_suites
 	tap_suite $(cd "$work/src" && ls t/*.pl 2>/dev/null)
 	server_logs
 }
