@@ -120,6 +120,8 @@ extern OwnTable idempotency_token_generations;
 extern Relation idempotency_open_table(OwnTable *table, LOCKMODE lockmode);
 extern Oid	idempotency_own_index(OwnTable *table, int which);
 extern uint64 idempotency_table_changes(const OwnTable *table);
+extern Datum idempotency_announce_change(FunctionCallInfo fcinfo,
+										 const char *table);
 extern void idempotency_open_row(RowAccess *row, OwnTable *table,
 								 Datum key1, Datum key2, uint64 lock_hash,
 								 LOCKMODE lockmode);

@@ -20,7 +20,6 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
-#include "commands/trigger.h"
 #include "common/hashfn.h"
 #include "executor/spi.h"
 #include "machine.h"
@@ -258,13 +257,7 @@ idempotency_machine_diagram(PG_FUNCTION_ARGS)
 Datum
 idempotency_machines_changed(PG_FUNCTION_ARGS)
 {
-	if (!CALLED_AS_TRIGGER(fcinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("function \"%s\" was not called by trigger manager",
-						"machines_changed")));
-	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
-	return PointerGetDatum(NULL);
+	return idempotency_announce_change(fcinfo, "machines");
 }
 
 /*

@@ -30,6 +30,7 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "commands/trigger.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "nodes/execnodes.h"
@@ -280,6 +281,30 @@ uint64
 idempotency_table_changes(const OwnTable *table)
 {
 	return table->changes;
+}
+
+/*
+ * The work of a trigger function on a table of ours that is watched: have
+ * every session read it anew.  Only on that table: on another one, a trigger
+ * made by hand could do no more than be in the way (39P01).
+ */
+Datum
+idempotency_announce_change(FunctionCallInfo fcinfo, const char *table)
+{
+	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_AFTER(trigdata->tg_event) ||
+		RelationGetNamespace(trigdata->tg_relation) !=
+		get_func_namespace(fcinfo->flinfo->fn_oid) ||
+		strcmp(RelationGetRelationName(trigdata->tg_relation), table) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired by the triggers of table idempotency.%s",
+						get_func_name(fcinfo->flinfo->fn_oid), table),
+				 errhint("Drop the trigger: it is internal to the extension.")));
+	CacheInvalidateRelcache(trigdata->tg_relation);
+	return PointerGetDatum(NULL);
 }
 
 /*

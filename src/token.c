@@ -39,7 +39,6 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
-#include "commands/trigger.h"
 #include "common/base64.h"
 #include "common/hmac.h"
 #include "common/sha2.h"
@@ -400,12 +399,7 @@ idempotency_rotate_token_key(PG_FUNCTION_ARGS)
 Datum
 idempotency_token_keys_changed(PG_FUNCTION_ARGS)
 {
-	if (!CALLED_AS_TRIGGER(fcinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("function can only be called as a trigger")));
-	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
-	PG_RETURN_POINTER(NULL);
+	return idempotency_announce_change(fcinfo, "token_keys");
 }
 
 /*
