@@ -31,6 +31,7 @@ REGRESS = \
 	altered_type \
 	collision \
 	fence \
+	hand_made \
 	hint \
 	insert_once \
 	insight \

@@ -240,14 +240,14 @@ COMMENT ON FUNCTION idempotency.insert_once(anyelement, jsonb, text[]) IS 'inser
 
 CREATE FUNCTION idempotency.guard_fence() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_fence';
-COMMENT ON FUNCTION idempotency.guard_fence() IS 'internal: trigger of attach_fence(): refuses an UPDATE that does not assign the fence column, or lowers it; error: IK002';
+COMMENT ON FUNCTION idempotency.guard_fence() IS 'internal: trigger of attach_fence(): refuses an UPDATE that does not assign the fence column, or lowers it; errors: IK002, 39P01';
 
 CREATE FUNCTION idempotency.attach_fence(
   rel          regclass,
   fence_column name
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_fence';
-COMMENT ON FUNCTION idempotency.attach_fence(regclass, name) IS 'from now on every UPDATE of a table that you own must assign this bigint column, not NULL and not lower than it was; errors: 0A000, 22004, 42501, 42703, 42710, 42804, 42P01';
+COMMENT ON FUNCTION idempotency.attach_fence(regclass, name) IS 'from now on every UPDATE of a table that you own must assign this bigint column, not NULL and not lower than it was; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01';
 
 CREATE FUNCTION idempotency.detach_fence(
   rel          regclass,
@@ -272,7 +272,7 @@ SELECT pg_catalog.pg_extension_config_dump('idempotency.machines', '');
 
 CREATE FUNCTION idempotency.machines_changed() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_machines_changed';
-COMMENT ON FUNCTION idempotency.machines_changed() IS 'internal: tells every session that a machine has changed';
+COMMENT ON FUNCTION idempotency.machines_changed() IS 'internal: tells every session that a machine has changed; error: 39P01';
 
 -- ALWAYS: a restore or a subscription may run as a replica.
 CREATE TRIGGER machines_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.machines
@@ -329,7 +329,7 @@ COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'admin: forgets a state ma
 
 CREATE FUNCTION idempotency.guard_state() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_state';
-COMMENT ON FUNCTION idempotency.guard_state() IS 'internal: trigger of attach_machine(): refuses moves off the graph, and writes the history; errors: IK003, IK005, IK007';
+COMMENT ON FUNCTION idempotency.guard_state() IS 'internal: trigger of attach_machine(): refuses moves off the graph, and writes the history; errors: IK003, IK005, IK007, 39P01';
 
 CREATE FUNCTION idempotency.attach_machine(
   rel          regclass,
@@ -338,7 +338,7 @@ CREATE FUNCTION idempotency.attach_machine(
   history      boolean DEFAULT false
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_machine';
-COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of your table on the machine''s graph, whoever writes it; history: also in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 42501, 42703, 42710, 42P01, 42P10';
+COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of your table on the machine''s graph, whoever writes it; history: also in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 39P01, 42501, 42703, 42710, 42P01, 42P10';
 
 CREATE FUNCTION idempotency.detach_machine(
   rel          regclass,
@@ -356,7 +356,7 @@ CREATE FUNCTION idempotency.transition(
   state_column name  DEFAULT NULL
 ) RETURNS idempotency.transition_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_transition';
-COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns; state_column: if several machines; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702, 42703, 42809, 42P01, 42P10, UPDATE''s';
+COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns; state_column: if several machines; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 39P01, 40001, 42702, 42703, 42809, 42P01, 42P10, UPDATE''s';
 
 CREATE FUNCTION idempotency.transition(
   rel          regclass,
@@ -396,7 +396,7 @@ COMMENT ON FUNCTION idempotency.machine_diagram(text) IS 'the machine as a Merma
 CREATE FUNCTION idempotency.off_graph(rel regclass)
 RETURNS TABLE (id jsonb, state text, reason text)
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_off_graph';
-COMMENT ON FUNCTION idempotency.off_graph(regclass) IS 'admin: the rows whose state no machine attached to the table knows, read with the caller''s rights; errors: IK007 none is attached, 22004, 42501, 42809, 42P01, 42P10';
+COMMENT ON FUNCTION idempotency.off_graph(regclass) IS 'admin: the rows whose state no machine attached to the table knows, read with the caller''s rights; errors: IK007 none is attached, 22004, 39P01, 42501, 42809, 42P01, 42P10';
 
 ----------------------------------------------------------------------------
 -- Versions
@@ -411,14 +411,14 @@ COMMENT ON TYPE idempotency.update_result IS 'outcome: applied, conflict, not_fo
 
 CREATE FUNCTION idempotency.guard_version() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_version';
-COMMENT ON FUNCTION idempotency.guard_version() IS 'internal: trigger of attach_version(): counts the updates of each row; errors: IK004, 22003';
+COMMENT ON FUNCTION idempotency.guard_version() IS 'internal: trigger of attach_version(): counts the updates of each row; errors: IK004, 22003, 39P01';
 
 CREATE FUNCTION idempotency.attach_version(
   rel            regclass,
   version_column name
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_version';
-COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; errors: 0A000, 22004, 42501, 42703, 42710, 42804, 42P01, 42P16';
+COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01, 42P16';
 
 CREATE FUNCTION idempotency.detach_version(
   rel            regclass,
@@ -434,7 +434,7 @@ CREATE FUNCTION idempotency.update_if(
   changes jsonb
 ) RETURNS idempotency.update_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_update_if';
-COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: primary key, for several columns an object; changes: columns to set, NULL or {}: none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 40001, 42703, 42809, 42P01, 42P10, UPDATE''s';
+COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: primary key, for several columns an object; changes: columns to set, NULL or {}: none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 39P01, 40001, 42703, 42809, 42P01, 42P10, UPDATE''s';
 
 CREATE FUNCTION idempotency.update_if(
   rel     regclass,
@@ -549,7 +549,7 @@ COMMENT ON FUNCTION idempotency.rotate_token_key(boolean) IS 'admin: signs new t
 
 CREATE FUNCTION idempotency.token_keys_changed() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_token_keys_changed';
-COMMENT ON FUNCTION idempotency.token_keys_changed() IS 'internal: has every session read the token keys again';
+COMMENT ON FUNCTION idempotency.token_keys_changed() IS 'internal: has every session read the token keys again; error: 39P01';
 
 CREATE TRIGGER changed
 AFTER INSERT OR UPDATE OR DELETE ON idempotency.token_keys

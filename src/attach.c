@@ -59,8 +59,8 @@ pg_noreturn static void refuse(const char *message, const char *hint);
 /*
  * attach_machine(rel, state_column, machine, history): guard a table that the
  * caller owns.  Nothing may be NULL.  Errors: 0A000 and 42P10 for a table or a
- * column that cannot be guarded, 42710 attached already, IK003 rows that are
- * off the graph, IK007 no such machine.
+ * column that cannot be guarded, 39P01 a trigger made by hand, 42710 attached
+ * already, IK003 rows that are off the graph, IK007 no such machine.
  */
 Datum
 idempotency_attach_machine(PG_FUNCTION_ARGS)
@@ -83,7 +83,7 @@ idempotency_attach_machine(PG_FUNCTION_ARGS)
 	idempotency_find_machine(machine);
 	table_close(machines, NoLock);
 
-	idempotency_check_attachable(rel, column);
+	idempotency_check_attachable(rel, column, GUARD_STATE);
 	check_state_column(rel, column);
 	if (idempotency_find_trigger(rel, "guard_state", column, 0) != NULL)
 		ereport(ERROR,
@@ -156,6 +156,7 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 	rel = idempotency_open_users_table(PG_GETARG_OID(0), AccessShareLock);
 	AcceptInvalidationMessages();
 	table = idempotency_table_info(rel);
+	idempotency_check_guards(rel, table, GUARD_STATE);
 	if (table->nguards == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
@@ -284,16 +285,18 @@ idempotency_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 
 /*
  * Refuse what a guarded update, or the trigger behind it, could not keep its
- * promise on; 0A000.
+ * promise on, 0A000, and a table with a trigger of that kind which was made by
+ * hand, 39P01.
  */
 void
-idempotency_check_attachable(Relation rel, AttrNumber column)
+idempotency_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 {
 	Oid			relid = RelationGetRelid(rel);
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
 	List	   *children;
 	ListCell   *lc;
 
+	idempotency_check_guards(rel, idempotency_table_info(rel), kind);
 	if (rel->rd_rel->relispartition)
 		refuse(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
 			   psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
@@ -341,7 +344,7 @@ idempotency_check_bigint(Relation rel, AttrNumber column)
 {
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
 
-	if (attr->atttypid != INT8OID)
+	if (!idempotency_is_bigint(rel, column))
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
 				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
@@ -533,12 +536,11 @@ keep_table_triggers(Relation rel)
 	}
 	keep_trigger(rel, table->nguards > 0, "IK_guard_insert",
 				 partitioned ? "AFTER INSERT OR DELETE" : "AFTER INSERT",
-				 partitioned ? TRIGGER_TYPE_ROW | TRIGGER_TYPE_INSERT | TRIGGER_TYPE_DELETE :
-				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_INSERT);
+				 partitioned ? GUARD_AFTER_INSERT_OR_DELETE : GUARD_AFTER_INSERT);
 	keep_trigger(rel, before, "zz_IK_guard_update", "BEFORE UPDATE",
-				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE);
+				 GUARD_BEFORE_UPDATE);
 	keep_trigger(rel, after, "IK_guard_update", "AFTER UPDATE",
-				 TRIGGER_TYPE_ROW | TRIGGER_TYPE_UPDATE);
+				 GUARD_AFTER_UPDATE);
 }
 
 /* Create it or drop it, unless it is as wanted already. */

@@ -29,7 +29,7 @@ PG_FUNCTION_INFO_V1(idempotency_detach_fence);
 PG_FUNCTION_INFO_V1(idempotency_guard_fence);
 
 static void check_fence(TriggerData *trigdata, AttrNumber column);
-static void check_assigned(TriggerData *trigdata);
+static void check_assigned(TriggerData *trigdata, const TableInfo *table);
 
 /*
  * attach_fence(rel, fence_column): guard a table that the caller owns.
@@ -42,7 +42,7 @@ idempotency_attach_fence(PG_FUNCTION_ARGS)
 	AttrNumber	column;
 	Relation	rel = idempotency_open_owned(fcinfo, &column);
 
-	idempotency_check_attachable(rel, column);
+	idempotency_check_attachable(rel, column, GUARD_FENCE);
 	idempotency_check_bigint(rel, column);
 	if (idempotency_find_trigger(rel, "guard_fence", column, 0) != NULL)
 		ereport(ERROR,
@@ -94,21 +94,18 @@ idempotency_detach_fence(PG_FUNCTION_ARGS)
 Datum
 idempotency_guard_fence(PG_FUNCTION_ARGS)
 {
+	const TableInfo *table = idempotency_fired_on(fcinfo, GUARD_FENCE);
 	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+	const Trigger *trigger = trigdata->tg_trigger;
 
-	if (!CALLED_AS_TRIGGER(fcinfo) ||
-		!TRIGGER_FIRED_BEFORE(trigdata->tg_event) ||
-		!TRIGGER_FIRED_FOR_ROW(trigdata->tg_event) ||
-		!TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("function \"%s\" must be fired by a trigger that attach_fence() made",
-						"guard_fence")));
-
-	if (trigdata->tg_trigger->tgnattr == 1)
-		check_fence(trigdata, trigdata->tg_trigger->tgattr[0]);
+	if (trigger->tgnattr == 0)
+		check_assigned(trigdata, table);
+	else if (bms_is_member(trigger->tgattr[0] - FirstLowInvalidHeapAttributeNumber,
+						   table->fences))
+		check_fence(trigdata, trigger->tgattr[0]);
 	else
-		check_assigned(trigdata);
+		idempotency_refuse_trigger(GUARD_FENCE, trigdata->tg_relation,
+								   trigger->tgname);
 	return PointerGetDatum(trigdata->tg_newtuple);
 }
 
@@ -138,22 +135,17 @@ check_fence(TriggerData *trigdata, AttrNumber column)
 
 /* IK002 for an UPDATE that does not assign every fence of the table. */
 static void
-check_assigned(TriggerData *trigdata)
+check_assigned(TriggerData *trigdata, const TableInfo *table)
 {
-	TriggerDesc *triggers = trigdata->tg_relation->trigdesc;
+	Bitmapset  *unassigned;
 
-	for (int i = 0; i < triggers->numtriggers; i++)
-	{
-		Trigger    *trigger = &triggers->triggers[i];
-
-		if (trigger->tgfoid == trigdata->tg_trigger->tgfoid &&
-			trigger->tgnattr == 1 &&
-			!bms_is_member(trigger->tgattr[0] - FirstLowInvalidHeapAttributeNumber,
-						   trigdata->tg_updatedcols))
-			ereport(ERROR,
-					(errcode(ERRCODE_STALE_FENCE),
-					 errmsg("update does not assign the fence"),
-					 errhint("Set the fence column to the fence that lease() or acquire_lock() returned."),
-					 errtablecol(trigdata->tg_relation, trigger->tgattr[0])));
-	}
+	if (bms_is_subset(table->fences, trigdata->tg_updatedcols))
+		return;
+	unassigned = bms_difference(table->fences, trigdata->tg_updatedcols);
+	ereport(ERROR,
+			(errcode(ERRCODE_STALE_FENCE),
+			 errmsg("update does not assign the fence"),
+			 errhint("Set the fence column to the fence that lease() or acquire_lock() returned."),
+			 errtablecol(trigdata->tg_relation,
+						 bms_next_member(unassigned, -1) + FirstLowInvalidHeapAttributeNumber)));
 }

@@ -99,27 +99,22 @@ static void settings_of_log(const TableInfo *table);
 static void set_for_log(const char *name, const char *value);
 static Datum row_id(const TableInfo *table, Relation rel,
 					TupleTableSlot *slot);
-pg_noreturn static void protocol_violated(void);
 
 /* The trigger function; see the head of this file. */
 Datum
 idempotency_guard_state(PG_FUNCTION_ARGS)
 {
+	const TableInfo *table = idempotency_fired_on(fcinfo, GUARD_STATE);
 	TriggerData *trigdata = (TriggerData *) fcinfo->context;
-	const TableInfo *table;
+	const Trigger *trigger = trigdata->tg_trigger;
 	const Guard *guard;
 
-	if (!CALLED_AS_TRIGGER(fcinfo) ||
-		!TRIGGER_FIRED_FOR_ROW(trigdata->tg_event))
-		protocol_violated();
-
-	table = idempotency_table_info(trigdata->tg_relation);
-
-	if (trigdata->tg_trigger->tgnattr == 1)
+	if (trigger->tgnattr > 0)
 	{
-		guard = idempotency_guard_of(table, trigdata->tg_trigger->tgattr[0]);
+		guard = idempotency_guard_of(table, trigger->tgattr[0]);
 		if (guard == NULL || !TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
-			protocol_violated();
+			idempotency_refuse_trigger(GUARD_STATE, trigdata->tg_relation,
+									   trigger->tgname);
 		guard_update(trigdata, table, guard);
 	}
 	else
@@ -128,8 +123,6 @@ idempotency_guard_state(PG_FUNCTION_ARGS)
 			guard = &table->guards[i];
 			if (!TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
 			{
-				if (!TRIGGER_FIRED_AFTER(trigdata->tg_event))
-					protocol_violated();
 				if (TRIGGER_FIRED_BY_INSERT(trigdata->tg_event))
 					guard_insert(trigdata, table, guard);
 				else
@@ -511,13 +504,4 @@ row_id(const TableInfo *table, Relation rel, TupleTableSlot *slot)
 	InitFunctionCallInfoData(*fcinfo, unconstify(FmgrInfo *, &table->row_id),
 							 nargs, InvalidOid, NULL, NULL);
 	return FunctionCallInvoke(fcinfo);
-}
-
-static void
-protocol_violated(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-			 errmsg("function \"%s\" must be fired by a trigger that attach_machine() made",
-					"guard_state")));
 }

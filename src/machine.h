@@ -19,6 +19,7 @@
 #ifndef IDEMPOTENCY_MACHINE_H
 #define IDEMPOTENCY_MACHINE_H
 
+#include "catalog/pg_trigger.h"
 #include "fmgr.h"
 #include "nodes/bitmapset.h"
 #include "utils/relcache.h"
@@ -84,6 +85,21 @@ typedef enum StateKind
 	STATE_UNSUPPORTED
 } StateKind;
 
+/* the kinds of guards, each with its trigger function and attach_...() */
+typedef enum GuardKind
+{
+	GUARD_STATE,
+	GUARD_VERSION,
+	GUARD_FENCE,
+	GUARD_KINDS
+} GuardKind;
+
+/* pg_trigger.tgtype of the triggers that they consist of */
+#define GUARD_BEFORE_UPDATE	(TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE)
+#define GUARD_AFTER_UPDATE	(TRIGGER_TYPE_ROW | TRIGGER_TYPE_UPDATE)
+#define GUARD_AFTER_INSERT	(TRIGGER_TYPE_ROW | TRIGGER_TYPE_INSERT)
+#define GUARD_AFTER_INSERT_OR_DELETE	(GUARD_AFTER_INSERT | TRIGGER_TYPE_DELETE)
+
 /* one attached machine */
 typedef struct Guard
 {
@@ -114,12 +130,24 @@ typedef struct TableInfo
 	int			nguards;
 	Guard	   *guards;
 	AttrNumber	version;		/* the version column; 0: none */
+	Bitmapset  *fences;			/* the fence columns, numbered as in
+								 * TriggerData.tg_updatedcols */
+	/* a trigger of each kind that is not as we make them; NULL: all are */
+	const char *misfits[GUARD_KINDS];
 } TableInfo;
 
 /* table_info.c: tables, and the types of their keys and states */
 extern const TableInfo *idempotency_table_info(Relation rel);
 extern const Guard *idempotency_guard_of(const TableInfo *table,
 										 AttrNumber column);
+extern void idempotency_check_guards(Relation rel, const TableInfo *table,
+									 GuardKind kind);
+extern const TableInfo *idempotency_fired_on(FunctionCallInfo fcinfo,
+											 GuardKind kind);
+pg_noreturn extern void idempotency_refuse_trigger(GuardKind kind,
+												   Relation rel,
+												   const char *trigger);
+extern bool idempotency_is_bigint(Relation rel, AttrNumber column);
 extern StateKind idempotency_state_kind(Oid type, Oid *base);
 extern NameRef idempotency_state_name(StateKind kind, Datum state);
 extern Datum idempotency_state_datum(const Guard *guard, NameRef name);
@@ -178,7 +206,7 @@ typedef struct GuardedUpdate
 } GuardedUpdate;
 
 extern void idempotency_open_update(GuardedUpdate *update,
-									FunctionCallInfo fcinfo);
+									FunctionCallInfo fcinfo, GuardKind kind);
 extern void idempotency_read_changes(GuardedUpdate *update,
 									 FunctionCallInfo fcinfo, int arg);
 extern UpdateOutcome idempotency_guarded_update(GuardedUpdate *update);
@@ -187,7 +215,8 @@ extern Datum idempotency_outcome_datum(UpdateOutcome outcome);
 /* attach.c: putting triggers on a table and taking them off */
 extern Relation idempotency_open_owned(FunctionCallInfo fcinfo,
 									   AttrNumber *column);
-extern void idempotency_check_attachable(Relation rel, AttrNumber column);
+extern void idempotency_check_attachable(Relation rel, AttrNumber column,
+										 GuardKind kind);
 extern void idempotency_check_bigint(Relation rel, AttrNumber column);
 extern const struct Trigger *idempotency_find_trigger(Relation rel,
 													  const char *function,

@@ -8,6 +8,10 @@
  * UPDATE OF list, the one part of a trigger that follows a rename, a dump and a
  * new partition, and costs an UPDATE nothing.
  *
+ * Anybody can put a trigger that calls our functions on a table of his own, by
+ * hand, on a column of any type.  So nothing is taken from a trigger that is
+ * not as we make them, and all triggers of its kind refuse to work beside it.
+ *
  *-------------------------------------------------------------------------
  */
 #include "idempotency.h"
@@ -15,11 +19,13 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/nbtree.h"
+#include "access/sysattr.h"
 #include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "commands/trigger.h"
 #include "funcapi.h"
 #include "machine.h"
 #include "nodes/makefuncs.h"
@@ -43,8 +49,25 @@ typedef struct CachedTable
 
 static HTAB *tables = NULL;
 
+static const char *const guard_functions[] = {
+	[GUARD_STATE] = "guard_state",
+	[GUARD_VERSION] = "guard_version",
+	[GUARD_FENCE] = "guard_fence"
+};
+
+static const char *const attach_functions[] = {
+	[GUARD_STATE] = "attach_machine",
+	[GUARD_VERSION] = "attach_version",
+	[GUARD_FENCE] = "attach_fence"
+};
+
 static TableInfo *read_table(Relation rel);
 static void read_triggers(Relation rel, TableInfo *info);
+static bool read_trigger(Relation rel, const Trigger *trigger,
+						 GuardKind kind, TableInfo *info);
+static bool read_state_guard(Relation rel, const Trigger *trigger,
+							 TableInfo *info);
+static bool is_guard_type(int16 type, GuardKind kind);
 static void read_primary_key(Relation rel, TableInfo *info);
 static void prepare_row_id(Relation rel, TableInfo *info);
 static bool output_varies(Oid type);
@@ -199,6 +222,60 @@ idempotency_guard_of(const TableInfo *table, AttrNumber column)
 	return NULL;
 }
 
+/* 39P01 if the table has a trigger of that kind which is not as we make them. */
+void
+idempotency_check_guards(Relation rel, const TableInfo *table, GuardKind kind)
+{
+	if (table->misfits[kind] != NULL)
+		idempotency_refuse_trigger(kind, rel, table->misfits[kind]);
+}
+
+/*
+ * For a trigger function: what we know about the table, after the same check.
+ *
+ * The trigger that fired need not be one of those: a statement keeps the
+ * triggers that it began with while CREATE OR REPLACE TRIGGER gives the table
+ * others.  So its event is looked at once more, and the caller takes no column
+ * from it that is not one of the table's guarded ones.
+ */
+const TableInfo *
+idempotency_fired_on(FunctionCallInfo fcinfo, GuardKind kind)
+{
+	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+	const TableInfo *table;
+
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		idempotency_refuse_trigger(kind, NULL, NULL);
+	table = idempotency_table_info(trigdata->tg_relation);
+	idempotency_check_guards(trigdata->tg_relation, table, kind);
+	if (!is_guard_type(trigdata->tg_trigger->tgtype, kind))
+		idempotency_refuse_trigger(kind, trigdata->tg_relation,
+								   trigdata->tg_trigger->tgname);
+	return table;
+}
+
+/* 39P01 for a trigger that was made by hand; rel NULL: there is none. */
+void
+idempotency_refuse_trigger(GuardKind kind, Relation rel, const char *trigger)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+			 errmsg("function \"%s\" must be fired by a trigger that %s() made",
+					guard_functions[kind], attach_functions[kind]),
+			 rel == NULL ? 0 :
+			 errdetail("Trigger \"%s\" of \"%s\" is not as it makes them.",
+					   trigger, RelationGetRelationName(rel)),
+			 errhint("Drop the trigger, and call idempotency.%s() in its place.",
+					 attach_functions[kind])));
+}
+
+/* Is a column what a version or a fence must be?  A domain is not. */
+bool
+idempotency_is_bigint(Relation rel, AttrNumber column)
+{
+	return TupleDescAttr(RelationGetDescr(rel), column - 1)->atttypid == INT8OID;
+}
+
 /* How values of a type hold a state; *base is the type below any domain. */
 StateKind
 idempotency_state_kind(Oid type, Oid *base)
@@ -261,33 +338,111 @@ read_table(Relation rel)
 	return info;
 }
 
-/* The attached machines and the version column. */
+/* The attached machines, the version column and the fences. */
 static void
 read_triggers(Relation rel, TableInfo *info)
 {
-	Oid			guard_state = idempotency_trigger_function("guard_state");
-	Oid			guard_version = idempotency_trigger_function("guard_version");
+	/* a look at a type may have the relation's own replaced */
+	TriggerDesc *triggers = CopyTriggerDesc(rel->trigdesc);
 
-	info->guards = palloc(rel->trigdesc->numtriggers * sizeof(Guard));
-	for (int i = 0; i < rel->trigdesc->numtriggers; i++)
+	info->guards = palloc(triggers->numtriggers * sizeof(Guard));
+	for (GuardKind kind = 0; kind < GUARD_KINDS; kind++)
 	{
-		Trigger    *trigger = &rel->trigdesc->triggers[i];
-		Guard	   *guard = &info->guards[info->nguards];
+		Oid			function = idempotency_trigger_function(guard_functions[kind]);
 
-		if (trigger->tgnattr != 1)
-			continue;
-		if (trigger->tgfoid == guard_version)
-			info->version = trigger->tgattr[0];
-		if (trigger->tgfoid != guard_state || trigger->tgnargs != 2)
-			continue;
-		guard->column = trigger->tgattr[0];
-		guard->kind = idempotency_state_kind(TupleDescAttr(RelationGetDescr(rel),
-														   guard->column - 1)->atttypid,
-											 &guard->type);
-		guard->machine = pstrdup(trigger->tgargs[0]);
-		guard->history = strcmp(trigger->tgargs[1], "history") == 0;
-		if (guard->kind != STATE_UNSUPPORTED)
-			info->nguards++;
+		for (int i = 0; i < triggers->numtriggers; i++)
+		{
+			const Trigger *trigger = &triggers->triggers[i];
+
+			if (trigger->tgfoid == function &&
+				!read_trigger(rel, trigger, kind, info))
+				info->misfits[kind] = pstrdup(trigger->tgname);
+		}
+	}
+	FreeTriggerDesc(triggers);
+}
+
+/* Take in a trigger; false: it is not as we make them. */
+static bool
+read_trigger(Relation rel, const Trigger *trigger, GuardKind kind,
+			 TableInfo *info)
+{
+	AttrNumber	column;
+	Form_pg_attribute attr;
+
+	if ((rel->rd_rel->relkind != RELKIND_RELATION &&
+		 rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE) ||
+		!is_guard_type(trigger->tgtype, kind) ||
+		OidIsValid(trigger->tgconstraint) ||
+		trigger->tgqual != NULL ||
+		trigger->tgoldtable != NULL || trigger->tgnewtable != NULL ||
+		trigger->tgnattr > 1)
+		return false;
+	if (trigger->tgnattr == 0)
+		return trigger->tgnargs == 0;
+
+	column = trigger->tgattr[0];
+	if (column <= 0 || column > RelationGetNumberOfAttributes(rel))
+		return false;
+	attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+	if (attr->attisdropped || attr->attgenerated)
+		return false;
+	if (kind == GUARD_STATE)
+		return read_state_guard(rel, trigger, info);
+
+	if (trigger->tgnargs != 0 || !idempotency_is_bigint(rel, column))
+		return false;
+	if (kind == GUARD_FENCE)
+	{
+		info->fences = bms_add_member(info->fences,
+									  column - FirstLowInvalidHeapAttributeNumber);
+		return true;
+	}
+	if (info->version != InvalidAttrNumber && info->version != column)
+		return false;
+	info->version = column;
+	return true;
+}
+
+/* A state column's trigger: its arguments are the machine, and the history. */
+static bool
+read_state_guard(Relation rel, const Trigger *trigger, TableInfo *info)
+{
+	AttrNumber	column = trigger->tgattr[0];
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+	Guard	   *guard = &info->guards[info->nguards];
+
+	if (trigger->tgnargs != 2)
+		return false;
+	guard->column = column;
+	guard->kind = idempotency_state_kind(attr->atttypid, &guard->type);
+	guard->history = trigger->tgtype == GUARD_AFTER_UPDATE;
+	if (guard->kind == STATE_UNSUPPORTED ||
+		idempotency_guard_of(info, column) != NULL ||
+		strcmp(trigger->tgargs[1],
+			   guard->history ? "history" : "no history") != 0 ||
+		(OidIsValid(attr->attcollation) &&
+		 !get_collation_isdeterministic(attr->attcollation)))
+		return false;
+	guard->machine = pstrdup(trigger->tgargs[0]);
+	info->nguards++;
+	return true;
+}
+
+/* A pg_trigger.tgtype: does attach_...() make such triggers? */
+static bool
+is_guard_type(int16 type, GuardKind kind)
+{
+	switch (type)
+	{
+		case GUARD_BEFORE_UPDATE:
+			return true;
+		case GUARD_AFTER_UPDATE:
+		case GUARD_AFTER_INSERT:
+		case GUARD_AFTER_INSERT_OR_DELETE:
+			return kind == GUARD_STATE;
+		default:
+			return false;
 	}
 }
 

@@ -197,9 +197,11 @@ idempotency_fire(PG_FUNCTION_ARGS)
 /*
  * Begin a guarded update with the table and the id in the first two arguments:
  * lock the table as an UPDATE does, and convert the id to its primary key.
+ * 39P01 if a trigger of the kind that it relies on was made by hand.
  */
 void
-idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo)
+idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo,
+						GuardKind kind)
 {
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		ereport(ERROR,
@@ -219,6 +221,7 @@ idempotency_open_update(GuardedUpdate *update, FunctionCallInfo fcinfo)
 	/* The lock reads invalidations only if it is this transaction's first. */
 	AcceptInvalidationMessages();
 	update->table = idempotency_table_info(update->rel);
+	idempotency_check_guards(update->rel, update->table, kind);
 	if (update->table->nkeys > 0)
 		read_key(update, idempotency_argument_type(fcinfo, 1),
 				 PG_GETARG_DATUM(1));
@@ -508,7 +511,7 @@ open_move(GuardedUpdate *update, FunctionCallInfo fcinfo, int arg)
 {
 	const TableInfo *table;
 
-	idempotency_open_update(update, fcinfo);
+	idempotency_open_update(update, fcinfo, GUARD_STATE);
 	table = update->table;
 	if (!PG_ARGISNULL(arg))
 	{
@@ -860,8 +863,10 @@ run_plan(KeptPlan *kept, Datum *values, const char *nulls,
 
 /*
  * The kept plan for this update.  One that an invalidation has hit is built
- * again from its text, which has names in it, unless it is running up the
- * stack: then the table is in use, so that no name can have changed.
+ * again from its text, which has names in it, by which other columns may go
+ * by now.  Even so if it is running up the stack: a table that is in use cannot
+ * be altered, but renamed it can be, and so can its columns.  That one is freed
+ * when it is met again after it has run.
  */
 static KeptPlan *
 get_plan(GuardedUpdate *update, PlanKind kind)
@@ -892,7 +897,7 @@ get_plan(GuardedUpdate *update, PlanKind kind)
 		(nchanged == 0 ||
 		 memcmp(kept->changed, update->changed, nchanged * sizeof(AttrNumber)) == 0);
 
-		if (same && (kept->running > 0 || SPI_plan_is_valid(kept->plan)))
+		if (same && SPI_plan_is_valid(kept->plan))
 			return kept;
 		if (kept->running == 0 && (same || ++count >= MAX_PLANS))
 		{

@@ -48,7 +48,7 @@ idempotency_attach_version(PG_FUNCTION_ARGS)
 	Relation	rel = idempotency_open_owned(fcinfo, &column);
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
 
-	idempotency_check_attachable(rel, column);
+	idempotency_check_attachable(rel, column, GUARD_VERSION);
 	idempotency_check_bigint(rel, column);
 	if (!attr->attnotnull)
 		ereport(ERROR,
@@ -102,27 +102,21 @@ idempotency_detach_version(PG_FUNCTION_ARGS)
 Datum
 idempotency_guard_version(PG_FUNCTION_ARGS)
 {
+	AttrNumber	column = idempotency_fired_on(fcinfo, GUARD_VERSION)->version;
 	TriggerData *trigdata = (TriggerData *) fcinfo->context;
-	AttrNumber	column;
+	const Trigger *trigger = trigdata->tg_trigger;
 	int64		old;
 	Datum		new;
 	bool		isnull;
 
-	if (!CALLED_AS_TRIGGER(fcinfo) ||
-		!TRIGGER_FIRED_BEFORE(trigdata->tg_event) ||
-		!TRIGGER_FIRED_FOR_ROW(trigdata->tg_event) ||
-		!TRIGGER_FIRED_BY_UPDATE(trigdata->tg_event))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("function \"%s\" must be fired by a trigger that attach_version() made",
-						"guard_version")));
-
-	column = idempotency_table_info(trigdata->tg_relation)->version;
+	if (trigger->tgnattr > 0 && trigger->tgattr[0] != column)
+		idempotency_refuse_trigger(GUARD_VERSION, trigdata->tg_relation,
+								   trigger->tgname);
 	if (column == InvalidAttrNumber)
 		return PointerGetDatum(trigdata->tg_newtuple);
 	old = old_version(trigdata, column);
 
-	if (trigdata->tg_trigger->tgnattr == 0)
+	if (trigger->tgnattr == 0)
 	{
 		int			replaced = column;
 
@@ -149,7 +143,7 @@ idempotency_guard_version(PG_FUNCTION_ARGS)
 /*
  * update_if(rel, id, version, changes): update a row that still has this
  * version.  changes NULL or {}: only the version changes.  Errors: IK007 no
- * version column, 21000, 22004, 22023, 25006, 40001, 42703, 42P10.
+ * version column, 21000, 22004, 22023, 25006, 39P01, 40001, 42703, 42P10.
  */
 Datum
 idempotency_update_if(PG_FUNCTION_ARGS)
@@ -160,7 +154,7 @@ idempotency_update_if(PG_FUNCTION_ARGS)
 	Datum		values[3];
 	bool		nulls[3] = {false, false, false};
 
-	idempotency_open_update(&update, fcinfo);
+	idempotency_open_update(&update, fcinfo, GUARD_VERSION);
 	if (update.table->version == InvalidAttrNumber)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
