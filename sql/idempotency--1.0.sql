@@ -356,7 +356,7 @@ CREATE FUNCTION idempotency.transition(
   state_column name  DEFAULT NULL
 ) RETURNS idempotency.transition_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_transition';
-COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns; state_column: if several machines; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 39P01, 40001, 42702, 42703, 42809, 42P01, 42P10, UPDATE''s';
+COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns; state_column: if several; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 39P01, 40001, 42702, 42703, 42809, 42P01, 42P10, UPDATE''s';
 
 CREATE FUNCTION idempotency.transition(
   rel          regclass,

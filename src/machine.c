@@ -432,8 +432,7 @@ load_machine(const char *name)
 		TupleDescAttr(desc, ANUM_MACHINES_DEFINITION - 1)->atttypid != JSONBOID)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"%s\" is not as the extension made it",
-						RelationGetRelationName(rel)),
+				 errmsg("table idempotency.machines is not as the extension made it"),
 				 errhint("Take back what was altered, or create the extension again.")));
 
 	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency machine",

@@ -295,6 +295,7 @@ ROLLBACK;
 
 SET client_min_messages = warning;
 DROP SCHEMA hm CASCADE;
+DELETE FROM idempotency.transition_log;
 SELECT idempotency.drop_machine('hand');
 SELECT idempotency.revoke_usage('regress_hand');
 DROP ROLE regress_hand;
