@@ -7,6 +7,8 @@
 #   - nothing crashes, hangs or leaks, and nothing "cannot happen";
 #   - a call fails only with the SQLSTATEs that its COMMENT lists, or with one
 #     that PostgreSQL itself raises for such a call (allowed() below);
+#   - triggers that call our functions, put by hand on columns of every type, do
+#     not touch a value that is none of theirs (hand_made() below);
 #   - afterwards the tables hold no state that the code could not have written,
 #     every event can still be taken, every key claimed.
 #
@@ -64,6 +66,9 @@ CREATE TYPE state AS ENUM ('A', 'B', 'C', 'off');
 CREATE DOMAIN label AS varchar(5) CHECK (VALUE <> 'D');
 CREATE TYPE pair AS (a int, "b%s" text);
 CREATE DOMAIN pair_domain AS pair;
+CREATE DOMAIN number_domain AS bigint;
+CREATE DOMAIN bytes_domain AS bytea;
+CREATE TYPE span AS RANGE (subtype = bigint);
 
 CREATE TABLE plain (id int PRIMARY KEY, state text NOT NULL DEFAULT 'A', version bigint NOT NULL DEFAULT 1, fence bigint,
   note text, amount numeric(6,2) CHECK (amount < 1000), tags text[], body jsonb, sum int GENERATED ALWAYS AS (id * 2) STORED, "x""y%s" text);
@@ -176,6 +181,15 @@ for (split /\n/, $node->safe_psql('postgres', q{
 	isnt($comment, '', "$name has a COMMENT");
 }
 cmp_ok(scalar(@functions), '>', 50, 'the catalog lists the functions');
+
+# what a column can be of: [ type, its category ]
+my @column_types = map { [ split /\|/ ] } split /\n/, $node->safe_psql('postgres', q{
+	SELECT format_type(t.oid, NULL), CASE WHEN t.typtype IN ('c', 'd') THEN b.typname ELSE t.typcategory::text END
+	FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A' LEFT JOIN pg_type b ON b.oid = coalesce(nullif(t.typbasetype, 0), t.oid)
+	WHERE t.typnamespace IN ('pg_catalog'::regnamespace, 'public'::regnamespace) AND t.typisdefined AND t.typtype <> 'p'
+	  AND (t.typtype <> 'c' OR t.oid = 'pair'::regtype) AND (e.oid IS NULL OR e.typtype NOT IN ('c', 'p') OR e.oid = 'pair'::regtype)
+	ORDER BY 1});
+cmp_ok(scalar(@column_types), '>', 150, 'the catalog lists the types');
 
 # the COMMENTs of a function, those that they refer to included
 sub documented
@@ -349,6 +363,8 @@ done_testing();
 sub allowed
 {
 	my ($line, $code) = @_;
+	# DDL on a table of its own, and what fires on it: anything but "cannot happen"
+	return $code !~ /^(XX|5[378]|22012)/ if $line->{wild};
 	# the transaction's state and the caller's rights, before or in any function
 	return 1 if $code eq '25P02' && $line->{block};
 	return 1 if $code eq '25006' && $line->{read_only};
@@ -409,6 +425,11 @@ sub session
 			push @lines, map { { sql => $_, role => $role, level => 'READ COMMITTED', fixture => 1, codes => any_code() } }
 			  'RESET ROLE;', split(/\n/, $fixtures), $role eq 'superuser' ? () : "SET ROLE $role;";
 		}
+		if (rand() < 0.02)
+		{
+			push @lines, map { { sql => $_, role => $role, level => 'READ COMMITTED', wild => 1 } } hand_made();
+			next;
+		}
 		my $level = pick('READ COMMITTED', 'READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE');
 		my $read_only = rand() < 0.12;
 		my %state = (role => $role, level => 'READ COMMITTED', ends => 1);
@@ -459,6 +480,72 @@ sub session
 		push @lines, { sql => "CLOSE ALL;", role => $role, level => 'READ COMMITTED' } if rand() < 0.2;
 	}
 	return \@lines;
+}
+
+# A table of the session's own, with triggers that call our functions, put on it
+# by hand: each statement of it.
+sub hand_made
+{
+	my ($type, $category) = @{ pick(@column_types) };
+	($type, $category) = @{ pick([ 'bigint', 'N' ], [ 'text', 'S' ], [ 'bytea', 'U' ]) } if rand() < 0.2;
+	my $kind = pick('table', 'table', 'table', 'parts', 'view');
+	my $columns = "id int NOT NULL, v $type, n int DEFAULT 0, b bigint NOT NULL DEFAULT 1, f bigint, s text DEFAULT 'A', was text";
+	my @lines = ('DROP TABLE IF EXISTS pg_temp.hand, pg_temp.hand_stored CASCADE;');
+	if ($kind eq 'parts')
+	{
+		push @lines, "CREATE TEMP TABLE hand ($columns, PRIMARY KEY (id)) PARTITION BY RANGE (id);",
+		  "CREATE TEMP TABLE hand_1 (was text, junk bytea, s text DEFAULT 'A', f bigint, b bigint NOT NULL DEFAULT 1, n int DEFAULT 0, v $type, id int NOT NULL);",
+		  'ALTER TABLE hand_1 DROP COLUMN junk;', 'ALTER TABLE hand ATTACH PARTITION hand_1 FOR VALUES FROM (0) TO (2);',
+		  'CREATE TEMP TABLE hand_2 PARTITION OF hand DEFAULT;';
+	}
+	else
+	{
+		my $stored = $kind eq 'view' ? 'hand_stored' : 'hand';
+		push @lines, "CREATE TEMP TABLE $stored (gone bytea, $columns, PRIMARY KEY (id));";
+		push @lines, "ALTER TABLE $stored DROP COLUMN gone;" if rand() < 0.7;
+		push @lines, 'CREATE TEMP VIEW hand AS SELECT * FROM hand_stored;' if $kind eq 'view';
+	}
+	push @lines, 'INSERT INTO hand (id, v) VALUES (' . int(1 + rand(3)) . ", ${\ wild_value($category)}::$type);" for 1 .. 3;
+	push @lines, 'INSERT INTO hand (id) SELECT g FROM generate_series(1, 3) g WHERE NOT EXISTS (SELECT FROM hand h WHERE h.id = g);', 'UPDATE hand SET was = v::text;';
+	for my $n (1 .. 1 + rand(4))
+	{
+		my $function = pick('guard_state', 'guard_version', 'guard_fence');
+		my $arguments = pick('', '', '', $function eq 'guard_state' ? (q{'m', 'no history'}, q{'m', 'no history'}, q{'m', 'history'}, q{'m'}, q{'no', 'history'}) : q{'v'});
+		my $timing = $kind eq 'view' && rand() < 0.7 ? 'INSTEAD OF' : pick('BEFORE', 'BEFORE', 'BEFORE', 'AFTER');
+		my $events = pick('UPDATE', 'UPDATE', 'UPDATE OF v', 'UPDATE OF v', 'UPDATE OF v', 'UPDATE OF b', 'UPDATE OF f', 'UPDATE OF s', 'UPDATE OF n, v', 'INSERT', 'DELETE', 'INSERT OR DELETE', 'INSERT OR UPDATE OF v', 'TRUNCATE');
+		my $end = "EXECUTE FUNCTION idempotency.$function($arguments)";
+		push @lines, rand() < 0.1
+		  ? "CREATE CONSTRAINT TRIGGER t$n AFTER $events ON hand " . pick('', 'DEFERRABLE INITIALLY DEFERRED') . " FOR EACH ROW $end;"
+		  : "CREATE TRIGGER t$n $timing $events ON " . ($kind eq 'parts' && rand() < 0.3 ? 'hand_1' : 'hand') . pick('', '', '', '', ' REFERENCING NEW TABLE AS new_ones')
+		  . pick(' FOR EACH ROW', ' FOR EACH ROW', ' FOR EACH ROW', ' FOR EACH STATEMENT') . pick('', '', '', '', ' WHEN (NEW.n > 0)') . " $end;";
+	}
+	push @lines, "SELECT idempotency." . pick("attach_version('hand', 'b')", "attach_fence('hand', 'f')", "attach_machine('hand', 's', 'm', true)", "attach_version('hand', 'v')", "attach_machine('hand', 'v', 'm')") . ';' if rand() < 0.3;
+	# a column that is no version must come out of all this as it was
+	my $unchanged = $type eq 'bigint' ? '' : 'SELECT 1 / (v::text IS NOT DISTINCT FROM was)::int FROM hand;';
+	for (1 .. 4 + rand(6))
+	{
+		push @lines, pick(
+			'UPDATE hand SET n = n + 1;', 'UPDATE hand SET n = n + 1;', 'UPDATE hand SET v = v;', 'UPDATE hand SET v = v, f = 7, n = 1 WHERE id = 1;', 'UPDATE hand SET b = b, f = 8;', 'UPDATE hand SET id = 4 - id, f = 9;',
+			q{UPDATE hand SET s = 'B', f = 10;}, 'INSERT INTO hand (id) VALUES (7);', 'DELETE FROM hand WHERE id = 7;', 'TRUNCATE hand;', q{INSERT INTO hand (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET v = hand.v, n = 5, f = 11;},
+			q{SELECT * FROM idempotency.update_if('hand', 1, 1, '{"n": 3}');}, q{SELECT * FROM idempotency.update_if('hand', '2', 1, NULL);}, q{SELECT * FROM idempotency.transition('hand', 1, NULL, 'B');}, q{SELECT * FROM idempotency.fire('hand', 2, 'go', '{"n": 4}');},
+			q{SELECT idempotency.detach_version('hand', 'v');}, q{SELECT idempotency.detach_machine('hand', 's');}, 'ALTER TABLE hand RENAME v TO "renamed%s"; ALTER TABLE hand RENAME "renamed%s" TO v;', 'ALTER TABLE hand DISABLE TRIGGER t1;', 'ALTER TABLE hand DROP COLUMN b CASCADE;');
+		push @lines, $unchanged if $unchanged;
+	}
+	return rand() < 0.3 ? ('BEGIN;', @lines, 'COMMIT;') : @lines;
+}
+
+# A value of such a category that, taken for another type, is a wild pointer or a
+# forged header.
+sub wild_value
+{
+	my ($category) = @_;
+	my @bytes = ('\\x007d000041414141', '\\x01034141414141414141', '\\x0112ffffffffffffffff0000000001000000', '\\xffffffffffffffff', '\\x', '\\x010341');
+	my %values = (
+		N => [ '4096', '281474976710656', '-1', '8', '9223372036854775807', '0' ], S => [ 'A', 'B', '', 'x' x 300, @bytes ], A => [ '{}', '{NULL}', '{1}', '{A,B}', '{"\\\\x007d000041414141"}', '{"(4096,A)"}' ],
+		R => [ 'empty', '[1,5)', '(,)', '[2020-01-01,2021-01-01)', '{}' ], B => [ 'true' ], D => [ '1970-01-01', 'infinity', '2020-01-01 00:00', '01:00' ], T => ['1 day'], E => [ 'A', 'B' ],
+		G => [ '(1,2)', '((1,2),(3,4))', '{1,2,3}' ], I => [ '127.0.0.1', '::1/64' ], V => ['0101'], pair => [ '(4096,)', '(,A)' ], int8 => [ '4096', '1' ], varchar => ['A'], bytea => \@bytes);
+	my @values = @{ $values{$category} // [ @bytes, '1', '{}', '(0,1)', '<a/>', '08:00:2b:01:02:03', '00000000-0000-0000-0000-000000000001', '16/B374D848', '1:1:', 'A', '$.a' ] };
+	return "'" . pick(@values) . "'";
 }
 
 # What a COMMIT may bring from a cursor WITH HOLD, and the fixtures from others.
