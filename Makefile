@@ -1,27 +1,39 @@
 EXTENSION = idempotency
 MODULE_big = idempotency
 OBJS = \
-	src/idempotency.o \
-	src/own.o \
-	src/lock.o \
-	src/table.o \
-	src/claim.o \
-	src/key.o \
-	src/run.o \
-	src/lease.o \
-	src/fence.o \
-	src/insight.o \
-	src/purge.o \
-	src/worker.o \
-	src/insert_once.o \
-	src/outbox.o \
-	src/token.o \
-	src/machine.o \
-	src/table_info.o \
-	src/guard.o \
-	src/attach.o \
-	src/transition.o \
-	src/version.o
+	src/init.o \
+	src/base/call.o \
+	src/base/settings.o \
+	src/base/time.o \
+	src/store/lock.o \
+	src/store/own.o \
+	src/store/row.o \
+	src/store/sample.o \
+	src/store/tables.o \
+	src/table/convert.o \
+	src/table/fence.o \
+	src/table/insert_once.o \
+	src/table/table_info.o \
+	src/table/trigger.o \
+	src/table/update.o \
+	src/table/user_table.o \
+	src/table/version.o \
+	src/key/claim.o \
+	src/key/held.o \
+	src/key/key.o \
+	src/key/lease.o \
+	src/key/run.o \
+	src/token/token.o \
+	src/outbox/outbox.o \
+	src/machine/attach.o \
+	src/machine/definition.o \
+	src/machine/diagram.o \
+	src/machine/guard.o \
+	src/machine/machine.o \
+	src/machine/transition.o \
+	src/upkeep/insight.o \
+	src/upkeep/purge.o \
+	src/upkeep/worker.o
 DATA = sql/idempotency--1.0.sql
 PGFILEDESC = "idempotency - a retried request runs once"
 
@@ -92,7 +104,7 @@ TAP_TESTS = 1
 
 # The library tells its version on 18 and later.
 DISTVERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' $(srcdir)/META.json)
-override PG_CPPFLAGS += -DIDEMPOTENCY_VERSION='"$(DISTVERSION)"'
+override PG_CPPFLAGS += -I$(srcdir)/src -DIDEMPOTENCY_VERSION='"$(DISTVERSION)"'
 
 EXTRA_CLEAN = output_iso results tmp_check
 
@@ -100,10 +112,10 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# In a VPATH build the objects' directory is not there.
-$(shell mkdir -p src)
+# In a VPATH build the directories of the objects are not there.
+$(shell mkdir -p $(sort $(dir $(OBJS))))
 
-$(OBJS): src/idempotency.h src/errors.h src/compat.h src/machine.h
+$(OBJS): $(wildcard $(srcdir)/src/*/*.h)
 
 # The archive for PGXN: what is committed, under the version of META.json.
 .PHONY: dist

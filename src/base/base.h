@@ -1,0 +1,53 @@
+/*-------------------------------------------------------------------------
+ *
+ * base.h
+ *		The ground floor: settings, arguments and results of calls, time.
+ *
+ * What is here knows nothing of keys, tokens, machines or events.  Symbols of
+ * our own begin with ik_; those that SQL calls begin with idempotency_.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IK_BASE_H
+#define IK_BASE_H
+
+#include "postgres.h"
+
+#include "access/tupdesc.h"
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+#include "utils/relcache.h"
+
+#include "base/compat.h"
+#include "base/errors.h"
+
+/* settings.c */
+extern int	ik_debug_hash_bits;
+extern int	ik_default_ttl;		/* seconds */
+extern int	ik_default_wait;	/* milliseconds; -1: endless */
+extern int	ik_max_lease;		/* seconds */
+extern int	ik_outbox_max_attempts;
+extern char *ik_purge_databases;
+extern int	ik_purge_interval;	/* seconds */
+extern int	ik_token_max_ttl;	/* seconds */
+extern int	ik_token_retention; /* seconds */
+
+extern void ik_define_settings(void);
+
+/* call.c: arguments and results */
+extern Datum ik_result(FunctionCallInfo fcinfo, int natts, const Oid *types,
+					   Datum *values, bool *nulls);
+extern void ik_check_columns(TupleDesc desc, int natts, const Oid *types);
+extern void ik_check_rows(TupleDesc desc, Relation rel);
+extern Oid	ik_argument_type(FunctionCallInfo fcinfo, int argument);
+extern void ik_check_text(const text *value, Size limit, const char *name,
+						  const char *hint);
+extern void ik_refuse_to_write(const char *function);
+
+/* time.c: the one judgement of every interval */
+extern TimestampTz ik_after(TimestampTz from, const Interval *interval,
+							bool zero_allowed, const char *name,
+							const char *hint);
+extern TimestampTz ik_give_up_at(const Interval *wait);
+
+#endif							/* IK_BASE_H */

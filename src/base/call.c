@@ -1,0 +1,124 @@
+/*-------------------------------------------------------------------------
+ *
+ * call.c
+ *		What functions are called with and what they return.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "base/base.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/typcache.h"
+
+static void unknown_row_type(void);
+
+/*
+ * The result of a function that is declared to return a composite type of
+ * ours, with attributes of these types.  The type's descriptor comes from the
+ * type cache: the usual get_call_result_type() copies it at each call.
+ */
+Datum
+ik_result(FunctionCallInfo fcinfo, int natts, const Oid *types,
+		  Datum *values, bool *nulls)
+{
+	Oid			type = get_func_rettype(fcinfo->flinfo->fn_oid);
+	TypeCacheEntry *entry = lookup_type_cache(type, TYPECACHE_TUPDESC);
+
+	ik_check_columns(entry->tupDesc, natts, types);
+	return HeapTupleGetDatum(heap_form_tuple(entry->tupDesc, values, nulls));
+}
+
+/*
+ * Before a row is formed: does it have the columns that the code knows?  Not
+ * after ALTER TYPE, and not while a session runs the library of one version
+ * with the objects of another.  Error: 55000.
+ */
+void
+ik_check_columns(TupleDesc desc, int natts, const Oid *types)
+{
+	bool		known = desc != NULL && desc->natts == natts;
+
+	for (int i = 0; known && i < natts; i++)
+		known = TupleDescAttr(desc, i)->atttypid == types[i];
+	if (!known)
+		unknown_row_type();
+}
+
+/*
+ * The same for rows that are passed on as they stand in a table, which may have
+ * been altered while we waited for its lock.
+ */
+void
+ik_check_rows(TupleDesc desc, Relation rel)
+{
+	TupleDesc	rows = RelationGetDescr(rel);
+	bool		known = desc->natts == rows->natts;
+
+	for (int i = 0; known && i < rows->natts; i++)
+		known = TupleDescAttr(desc, i)->atttypid == TupleDescAttr(rows, i)->atttypid;
+	if (!known)
+		unknown_row_type();
+}
+
+static void
+unknown_row_type(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("a row type is not as the extension's library knows it"),
+			 errhint("Try again if it was altered just now; connect anew if the extension has been updated, update it if its library is newer, and take back what was altered by hand.")));
+}
+
+/*
+ * The type of an argument, from 0, of a function that is declared once with
+ * text and once with anyelement.  A call by the protocol's own message for it
+ * (PQfn) has no expression to tell, and is possible for the former only.
+ */
+Oid
+ik_argument_type(FunctionCallInfo fcinfo, int argument)
+{
+	Oid			type = get_fn_expr_argtype(fcinfo->flinfo, argument);
+
+	return OidIsValid(type) ? type : TEXTOID;
+}
+
+/*
+ * A text that names something: 22004 if NULL, 22023 if empty or longer than
+ * limit bytes.  The hint says what it is for.
+ */
+void
+ik_check_text(const text *value, Size limit, const char *name,
+			  const char *hint)
+{
+	if (value == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", name),
+				 errhint("%s", hint)));
+	if (VARSIZE_ANY_EXHDR(value) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be empty", name),
+				 errhint("%s", hint)));
+	if (VARSIZE_ANY_EXHDR(value) > limit)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s is longer than %zu bytes", name, limit),
+				 errhint("Use a digest of it instead.")));
+}
+
+/* Error 25006 or 25000 where nothing can be written. */
+void
+ik_refuse_to_write(const char *function)
+{
+	PreventCommandIfReadOnly(function);
+	if (IsInParallelMode())
+		PreventCommandIfParallelMode(function);
+	PreventCommandDuringRecovery(function);
+}

@@ -1,0 +1,123 @@
+/*-------------------------------------------------------------------------
+ *
+ * settings.c
+ *		The settings, sorted by name.
+ *
+ * Those that bound what is kept are the superuser's, so that no caller can
+ * shorten what others rely on.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "base/base.h"
+
+#include <limits.h>
+
+#include "utils/guc.h"
+#include "utils/varlena.h"
+
+int			ik_debug_hash_bits = 64;
+int			ik_default_ttl = 24 * 60 * 60;
+int			ik_default_wait = -1;
+int			ik_max_lease = 24 * 60 * 60;
+int			ik_outbox_max_attempts = 10;
+char	   *ik_purge_databases = NULL;
+int			ik_purge_interval = 10 * 60;
+int			ik_token_max_ttl = 7 * 24 * 60 * 60;
+int			ik_token_retention = 24 * 60 * 60;
+
+static bool check_databases(char **newval, void **extra, GucSource source);
+
+/* Called once, when the library is loaded. */
+void
+ik_define_settings(void)
+{
+	/* a developer's setting: all sessions must agree on it */
+	DefineCustomIntVariable("idempotency.debug_hash_bits",
+							"Shortens the hash behind the keys' locks, to test collisions.",
+							NULL,
+							&ik_debug_hash_bits,
+							64, 0, 64,
+							PGC_SUSET, GUC_NOT_IN_SAMPLE | GUC_NO_SHOW_ALL,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.default_ttl",
+							"How long an answer is replayed, from its completion, when the caller gives no ttl.",
+							NULL,
+							&ik_default_ttl,
+							24 * 60 * 60, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.default_wait",
+							"How long a call waits for a rival transaction when the caller gives no wait.",
+							"-1 waits without limit, 0 does not wait.",
+							&ik_default_wait,
+							-1, -1, INT_MAX,
+							PGC_USERSET, GUC_UNIT_MS,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_lease",
+							"How long a lease can last in all, from its grant, however often it is extended.",
+							NULL,
+							&ik_max_lease,
+							24 * 60 * 60, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.outbox_max_attempts",
+							"After how many failed attempts an event of the outbox is parked.",
+							NULL,
+							&ik_outbox_max_attempts,
+							10, 1, INT_MAX,
+							PGC_SUSET, 0,
+							NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.purge_databases",
+							   "The databases that are purged by themselves.",
+							   "A list of names; effective where the library is in shared_preload_libraries.",
+							   &ik_purge_databases,
+							   "",
+							   PGC_SIGHUP, GUC_LIST_INPUT,
+							   check_databases, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.purge_interval",
+							"How often the databases in idempotency.purge_databases are purged.",
+							NULL,
+							&ik_purge_interval,
+							10 * 60, 1, INT_MAX / 1000,
+							PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.token_max_ttl",
+							"How long a one-time token can be valid.",
+							"Lowered, it also shortens the tokens that were issued before.",
+							&ik_token_max_ttl,
+							7 * 24 * 60 * 60, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.token_retention",
+							"How long after a one-time token's expiry it is known whether it was used.",
+							NULL,
+							&ik_token_retention,
+							24 * 60 * 60, 0, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	MarkGUCPrefixReserved("idempotency");
+}
+
+/* Accept a list of names. */
+static bool
+check_databases(char **newval, void **extra, GucSource source)
+{
+	char	   *names = pstrdup(*newval);
+	List	   *list;
+	bool		ok = SplitGUCList(names, ',', &list);
+
+	if (!ok)
+		GUC_check_errdetail("List syntax is invalid.");
+	list_free(list);
+	pfree(names);
+	return ok;
+}

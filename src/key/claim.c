@@ -1,0 +1,268 @@
+/*-------------------------------------------------------------------------
+ *
+ * claim.c
+ *		claim, complete, fail, release, once, lookup, forget.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "key/key.h"
+
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
+PG_FUNCTION_INFO_V1(idempotency_claim);
+PG_FUNCTION_INFO_V1(idempotency_complete);
+PG_FUNCTION_INFO_V1(idempotency_fail);
+PG_FUNCTION_INFO_V1(idempotency_release);
+PG_FUNCTION_INFO_V1(idempotency_once);
+PG_FUNCTION_INFO_V1(idempotency_lookup);
+PG_FUNCTION_INFO_V1(idempotency_forget);
+
+static Datum settle(FunctionCallInfo fcinfo, KeyStatus outcome);
+
+/*
+ * claim(scope, key, request, ttl, wait): may this transaction do the work?
+ * request, ttl and wait may be NULL: not compared, and the settings' values.
+ */
+Datum
+idempotency_claim(PG_FUNCTION_ARGS)
+{
+	static const Oid types[3] = {TEXTOID, TEXTOID, JSONBOID};
+	KeyRequest	request = {.function = "idempotency.claim()"};
+	KeyAnswer	answer;
+	Claim	   *claim;
+	KeyStatus	status;
+	Datum		values[3];
+	bool		nulls[3];
+
+	ik_get_identity(fcinfo, &request.scope, &request.key);
+	request.request = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
+	request.ttl = PG_ARGISNULL(3) ? NULL : PG_GETARG_INTERVAL_P(3);
+	request.wait = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
+
+	status = ik_claim_key(&request, &answer, &claim);
+
+	values[0] = ik_status_datum(status);
+	values[1] = PointerGetDatum(answer.response);
+	values[2] = PointerGetDatum(answer.meta);
+	nulls[0] = false;
+	nulls[1] = answer.response == NULL;
+	nulls[2] = answer.meta == NULL;
+	return ik_result(fcinfo, lengthof(types), types, values, nulls);
+}
+
+/*
+ * complete(scope, key, response, meta, fence): store the answer of the claim.
+ * response of any type, meta and fence may be NULL.
+ */
+Datum
+idempotency_complete(PG_FUNCTION_ARGS)
+{
+	return settle(fcinfo, KEY_COMPLETED);
+}
+
+/* fail(scope, key, response, meta, fence): store the failure as the answer. */
+Datum
+idempotency_fail(PG_FUNCTION_ARGS)
+{
+	return settle(fcinfo, KEY_FAILED);
+}
+
+/*
+ * release(scope, key, fence): give the claim back, so that the next caller
+ * runs; false if there was nothing to give back.  Errors: IK002 for a fence
+ * that was superseded, or none on a leased claim.
+ */
+Datum
+idempotency_release(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
+	Claim	   *claim;
+
+	ik_get_identity(fcinfo, &scope, &key);
+	claim = ik_find_claim(ik_lock_hash(scope, key),
+						  scope, key);
+	if (claim != NULL && PG_ARGISNULL(2))
+	{
+		ik_settle_claim(claim);
+		PG_RETURN_BOOL(true);
+	}
+	PG_RETURN_BOOL(ik_release_lease(scope, key,
+									PG_ARGISNULL(2) ? NULL : &fence,
+									"idempotency.release()"));
+}
+
+/*
+ * once(scope, key, ttl): claim and complete in one; true the first time only.
+ * Error: 55P03 while the key is in progress elsewhere, since false would read
+ * as "done".
+ */
+Datum
+idempotency_once(PG_FUNCTION_ARGS)
+{
+	KeyRequest	request = {.function = "idempotency.once()"};
+	KeyAnswer	answer = {NULL, NULL};
+	KeyStatus	status;
+	TimestampTz give_up;
+	RowAccess	row;
+
+	ik_get_identity(fcinfo, &request.scope, &request.key);
+	request.ttl = PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2);
+	ik_check_request(&request);
+	give_up = ik_give_up_at(NULL);
+
+	ik_open_key(&row, request.scope, request.key, RowExclusiveLock);
+	if (ik_find_claim(row.lock_hash, request.scope, request.key))
+		status = KEY_HELD;
+	else
+		status = ik_seize_key(&row, &request, give_up, &answer);
+	if (status == KEY_CLAIMED)
+	{
+		Claim		claim = {
+			.scope = request.scope,
+			.key = request.key,
+			.ttl = request.ttl,
+			.created_at = GetCurrentTimestamp()
+		};
+
+		ik_write_answer(&row, &claim, KEY_COMPLETED, &answer);
+		ik_unlock_row(&row);
+	}
+	ik_close_row(&row);
+
+	if (status == KEY_IN_PROGRESS)
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("key is in progress elsewhere"),
+				 errhint("Whether it will be done is not known yet: try again later.")));
+	PG_RETURN_BOOL(status == KEY_CLAIMED);
+}
+
+/*
+ * lookup(scope, key): the record, without claiming.  All NULL if there is
+ * none; status held for an open claim of this transaction, with nothing else
+ * but what it took over from a lease: how many an attempt it is, and the last
+ * checkpoint.
+ */
+Datum
+idempotency_lookup(PG_FUNCTION_ARGS)
+{
+	static const Oid types[10] = {
+		TEXTOID, TEXTOID, JSONBOID, INT8OID, TIMESTAMPTZOID, INT4OID, TEXTOID,
+		JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID
+	};
+	static const int columns[10] = {
+		KEYS_STATUS, KEYS_RESPONSE, KEYS_META, KEYS_FENCE, KEYS_DEADLINE,
+		KEYS_ATTEMPT, KEYS_CHECKPOINT, KEYS_CHECKPOINT_DATA, KEYS_CREATED_AT,
+		KEYS_EXPIRES_AT
+	};
+	text	   *scope;
+	text	   *key;
+	RowAccess	row;
+	Claim	   *claim;
+	KeyRow		stored;
+	Datum		values[10] = {0};
+	bool		nulls[10];
+	Datum		result;
+
+	memset(nulls, true, sizeof(nulls));
+	ik_get_identity(fcinfo, &scope, &key);
+	ik_open_key(&row, scope, key, AccessShareLock);
+	claim = ik_find_claim(row.lock_hash, scope, key);
+	if (claim != NULL)
+	{
+		values[0] = ik_status_datum(KEY_HELD);
+		nulls[0] = false;
+		if (claim->replaces && ik_look_at_row(&row) == ROW_FOUND)
+		{
+			KeyRow		next = {0};
+
+			ik_read_key(row.slot, &stored);
+			ik_take_over(&next, &stored, GetCurrentTimestamp());
+			values[5] = Int32GetDatum(next.attempt);
+			values[6] = PointerGetDatum(next.checkpoint);
+			values[7] = PointerGetDatum(next.checkpoint_data);
+			nulls[5] = next.attempt == 0;
+			nulls[6] = next.checkpoint == NULL;
+			nulls[7] = next.checkpoint_data == NULL;
+		}
+	}
+	else if (ik_read_row(&row))
+	{
+		ik_read_key(row.slot, &stored);
+		if (ik_key_is_present(&stored, GetCurrentTimestamp()))
+		{
+			for (int i = 0; i < lengthof(columns); i++)
+			{
+				values[i] = row.slot->tts_values[columns[i]];
+				nulls[i] = row.slot->tts_isnull[columns[i]];
+			}
+			values[0] = ik_status_datum(ik_stored_status(&stored));
+		}
+	}
+	result = ik_result(fcinfo, lengthof(types), types, values, nulls);
+	ik_close_row(&row);
+	return result;
+}
+
+/*
+ * forget(scope, key): remove a finished record; false if there is none.  It
+ * waits for whoever is at work on the key.
+ */
+Datum
+idempotency_forget(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+	RowAccess	row;
+	bool		finished = false;
+
+	ik_get_identity(fcinfo, &scope, &key);
+	ik_refuse_to_write("idempotency.forget()");
+	ik_open_key(&row, scope, key, RowExclusiveLock);
+	ik_lock_row(&row);
+	if (row.state == ROW_FOUND)
+	{
+		KeyRow		stored;
+
+		ik_read_key(row.slot, &stored);
+		finished = ik_key_is_present(&stored, GetCurrentTimestamp()) &&
+			stored.status != STATUS_LEASED;
+		if (finished)
+			ik_delete_row(&row);
+	}
+	ik_unlock_row(&row);
+	ik_close_row(&row);
+	PG_RETURN_BOOL(finished);
+}
+
+static Datum
+settle(FunctionCallInfo fcinfo, KeyStatus outcome)
+{
+	text	   *scope;
+	text	   *key;
+	KeyAnswer	answer = {NULL, NULL};
+	int64		fence = PG_ARGISNULL(4) ? 0 : PG_GETARG_INT64(4);
+	Claim	   *claim;
+
+	ik_get_identity(fcinfo, &scope, &key);
+	ik_refuse_to_write(outcome == KEY_COMPLETED ?
+					   "idempotency.complete()" :
+					   "idempotency.fail()");
+	if (!PG_ARGISNULL(2))
+		answer.response = ik_response_text(ik_argument_type(fcinfo, 2),
+										   PG_GETARG_DATUM(2));
+	if (!PG_ARGISNULL(3))
+		answer.meta = PG_GETARG_JSONB_P(3);
+
+	claim = ik_find_claim(ik_lock_hash(scope, key),
+						  scope, key);
+	if (claim != NULL && PG_ARGISNULL(4))
+		ik_complete_claim(claim, outcome, &answer);
+	else
+		ik_settle_lease(scope, key, outcome, &answer,
+						PG_ARGISNULL(4) ? NULL : &fence);
+	PG_RETURN_VOID();
+}

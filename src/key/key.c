@@ -1,0 +1,533 @@
+/*-------------------------------------------------------------------------
+ *
+ * key.c
+ *		Keys: the row, the verdict on it, and how a key is seized.
+ *
+ * claim() decides in one loop: try the key's lock, look at the row, and wait
+ * only if neither settles it.
+ *
+ *		row is there and settled		its answer, whoever holds the lock
+ *		no row, and we have the lock	ours
+ *		no row, a rival has the lock	wait for the lock, look again
+ *		a rival is writing the row		give the lock back, wait for the
+ *										rival's end, look again
+ *
+ * A row past its expires_at counts as no row, and is overwritten in place.  A
+ * claim writes nothing; complete() and fail() write the final row, once.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "key/key.h"
+
+#include "access/detoast.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/timestamp.h"
+
+/* limits of a key's parts, in bytes: they must fit an index entry */
+#define MAX_SCOPE 256
+#define MAX_KEY 512
+
+/* so many replays in a row make the next one likely */
+#define LOOK_FIRST_AFTER 8
+
+/* scopes that begin so are ours */
+#define OWN_SCOPE "idempotency."
+
+static bool key_expired(TupleTableSlot *slot, TimestampTz now,
+						uint64 *hash);
+
+const Purgeable ik_purge_keys = {&ik_keys, key_expired, NULL};
+
+static const char *const status_names[] = {
+	[KEY_CLAIMED] = "claimed",
+	[KEY_COMPLETED] = "completed",
+	[KEY_FAILED] = "failed",
+	[KEY_IN_PROGRESS] = "in_progress",
+	[KEY_HELD] = "held",
+	[KEY_MISMATCH] = "mismatch",
+	[KEY_RELEASED] = "released"
+};
+
+static KeyStatus judge(RowAccess *row, const Jsonb *request,
+					   KeyAnswer *answer);
+static bool snapshot_shows_answer(RowAccess *row);
+static void *varlena_or_null(TupleTableSlot *slot, int col);
+
+/*
+ * The first two arguments, checked: 22004 for NULL, 22023 for what is empty,
+ * too long or ours.
+ */
+void
+ik_get_identity(FunctionCallInfo fcinfo, text **scope, text **key)
+{
+	ik_get_any_identity(fcinfo, scope, key);
+	if (VARSIZE_ANY_EXHDR(*scope) >= strlen(OWN_SCOPE) &&
+		memcmp(VARDATA_ANY(*scope), OWN_SCOPE, strlen(OWN_SCOPE)) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("scopes that begin with \"%s\" are reserved",
+						OWN_SCOPE),
+				 errhint("Choose another name; for locks there is idempotency.acquire_lock().")));
+}
+
+/* The first two arguments, in a scope of ours too. */
+void
+ik_get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
+{
+	*scope = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
+	ik_check_text(*scope, MAX_SCOPE, "scope",
+				  "It names the operation and the tenant, such as 'orders:create:tenant-7'.");
+	ik_check_key(*key, "key");
+	Assert(*scope != NULL && *key != NULL);
+}
+
+/* The same for a key alone; name is what the caller calls it. */
+void
+ik_check_key(const text *key, const char *name)
+{
+	ik_check_text(key, MAX_KEY, name,
+				  "Whoever means the same thing gives the same one, each time.");
+}
+
+/* A status by its name in SQL, as text. */
+Datum
+ik_status_datum(KeyStatus status)
+{
+	return CStringGetTextDatum(status_names[status]);
+}
+
+/*
+ * Claim a key for this transaction, or say why not: then *answer is what is
+ * stored, if anything is.  *claim is set if the claim is new.
+ */
+KeyStatus
+ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
+			 Claim **claim)
+{
+	TimestampTz give_up;
+	RowAccess	row;
+	KeyStatus	status;
+
+	ik_check_request(request);
+	give_up = ik_give_up_at(request->wait);
+	answer->response = NULL;
+	answer->meta = NULL;
+
+	ik_open_key(&row, request->scope, request->key, AccessShareLock);
+	*claim = ik_find_claim(row.lock_hash, request->scope,
+						   request->key);
+	if (*claim != NULL)
+		status = ik_mismatch((*claim)->request, request->request) ?
+			KEY_MISMATCH : KEY_HELD;
+	else
+	{
+		status = ik_seize_key(&row, request, give_up, answer);
+		if (status == KEY_CLAIMED)
+		{
+			*claim = ik_add_claim(row.lock_hash, request->scope,
+								  request->key, request->request,
+								  request->ttl);
+			(*claim)->replaces = row.state == ROW_FOUND;
+		}
+	}
+	ik_close_row(&row);
+	return status;
+}
+
+/* Store the answer of an open claim, and give its lock back. */
+void
+ik_complete_claim(Claim *claim, KeyStatus outcome,
+				  const KeyAnswer *answer)
+{
+	RowAccess	row;
+
+	ik_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
+	row.locked = true;
+	if (claim->replaces)
+	{
+		KeyAnswer	ignored;
+
+		/* the row that was there at the claim, unless it has gone since */
+		if (ik_try_row(&row) == ROW_FOUND &&
+			judge(&row, NULL, &ignored) != KEY_CLAIMED)
+			row.state = ROW_ABSENT; /* the unique index will say no */
+	}
+	ik_write_answer(&row, claim, outcome, answer);
+	ik_close_row(&row);
+	ik_settle_claim(claim);
+}
+
+/* What is stored under the key and visible to us; false: nothing is. */
+bool
+ik_read_answer(text *scope, text *key, KeyStatus *status,
+			   KeyAnswer *answer)
+{
+	RowAccess	row;
+	bool		found;
+
+	ik_open_key(&row, scope, key, AccessShareLock);
+	found = ik_read_row(&row);
+	if (found)
+		*status = judge(&row, NULL, answer);
+	ik_close_row(&row);
+	return found && *status != KEY_CLAIMED;
+}
+
+/*
+ * A value as the text to be stored: json and jsonb as their text, a row as
+ * JSON, anything else by its output function.
+ */
+text *
+ik_response_text(Oid type, Datum value)
+{
+	Oid			base = getBaseType(type);
+	Oid			output;
+	bool		is_varlena;
+
+	if (base == TEXTOID || base == VARCHAROID)
+		return DatumGetTextPP(value);
+	if (type_is_rowtype(base))
+		return DatumGetTextPP(DirectFunctionCall1(row_to_json, value));
+	getTypeOutputInfo(type, &output, &is_varlena);
+	return cstring_to_text(OidOutputFunctionCall(output, value));
+}
+
+/* A ttl must be positive (22023), and so must the moment it leads to (22008). */
+void
+ik_check_request(const KeyRequest *request)
+{
+	TimestampTz now;
+
+	if (request->ttl == NULL)
+		return;
+	now = GetCurrentTimestamp();
+	if (ik_expiry(now, request->ttl) <= now)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("ttl must be positive"),
+				 errhint("Give an interval such as '1 day', or NULL for idempotency.default_ttl.")));
+}
+
+void
+ik_open_key(RowAccess *row, text *scope, text *key,
+			LOCKMODE lockmode)
+{
+	ik_open_row(row, &ik_keys, PointerGetDatum(key),
+				PointerGetDatum(scope),
+				ik_lock_hash(scope, key), lockmode);
+}
+
+/*
+ * The loop at the top of this file.  KEY_CLAIMED leaves the lock held, and
+ * what the last look found in the row; every other status gives the lock back.
+ */
+KeyStatus
+ik_seize_key(RowAccess *row, const KeyRequest *request,
+			 TimestampTz give_up, KeyAnswer *answer)
+{
+	static int	replays = 0;	/* in a row */
+	KeyStatus	status;
+
+	/* a parallel worker could not hold a claim */
+	if (IsInParallelMode())
+		PreventCommandIfParallelMode(request->function);
+
+	if (RecoveryInProgress())
+	{
+		/* nothing can be claimed here, and nothing is worth a wait */
+		status = ik_read_row(row) ?
+			judge(row, request->request, answer) : KEY_CLAIMED;
+		if (status == KEY_CLAIMED)
+			PreventCommandDuringRecovery(request->function);
+		return status;
+	}
+
+	/* a backend that has only replayed lately looks before it locks */
+	if (replays >= LOOK_FIRST_AFTER && ik_look_at_row(row) == ROW_FOUND)
+	{
+		status = judge(row, request->request, answer);
+		if (status != KEY_CLAIMED)
+			return status;
+	}
+
+	for (;;)
+	{
+		ik_try_row(row);
+		if (row->state == ROW_FOUND)
+		{
+			status = judge(row, request->request, answer);
+			if (status != KEY_CLAIMED)
+				break;
+		}
+		if (row->state != ROW_RIVAL && row->locked)
+		{
+			if (snapshot_shows_answer(row))
+			{
+				status = judge(row, request->request, answer);
+				if (status != KEY_CLAIMED)
+					break;
+			}
+			PreventCommandIfReadOnly(request->function);
+			replays = 0;
+			return KEY_CLAIMED;
+		}
+		if (!ik_wait_for_row(row, give_up))
+		{
+			status = KEY_IN_PROGRESS;
+			break;
+		}
+	}
+	ik_unlock_row(row);
+	replays = row->state == ROW_FOUND ? Min(replays + 1, LOOK_FIRST_AFTER) : 0;
+	return status;
+}
+
+/*
+ * Is there an answer, forgotten by now, that the transaction's snapshot still
+ * shows?  Under REPEATABLE READ and above it is replayed, as lookup() reads it:
+ * the transaction also sees the work that was done then.  It goes into the
+ * slot; row->state stays what the last look found.
+ */
+static bool
+snapshot_shows_answer(RowAccess *row)
+{
+	KeyRow		stored;
+
+	if (row->state != ROW_ABSENT || !IsolationUsesXactSnapshot() ||
+		!ik_read_row(row))
+		return false;
+	ik_read_key(row->slot, &stored);
+	return stored.status == STATUS_COMPLETED || stored.status == STATUS_FAILED;
+}
+
+/*
+ * Do two requests differ?  Only if both are known; as the operator = of jsonb
+ * compares, so the order of members and 1 against 1.0 make no difference.
+ */
+bool
+ik_mismatch(const Jsonb *a, const Jsonb *b)
+{
+	return a != NULL && b != NULL &&
+		compareJsonbContainers(unconstify(JsonbContainer *, &a->root),
+							   unconstify(JsonbContainer *, &b->root)) != 0;
+}
+
+/*
+ * For purge: does the row in the slot count as absent?  Then also the hash of
+ * its lock.  A sweep asks this of every row, so the time is looked at first.
+ */
+static bool
+key_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
+{
+	bool		isnull;
+
+	if (DatumGetTimestampTz(slot_getattr(slot, KEYS_EXPIRES_AT + 1, &isnull)) > now)
+		return false;
+	slot_getsomeattrs(slot, KEYS_NATTS);
+	/* in a wide row they may be compressed */
+	*hash = ik_lock_hash(DatumGetTextPP(slot->tts_values[KEYS_SCOPE]),
+						 DatumGetTextPP(slot->tts_values[KEYS_KEY]));
+	return true;
+}
+
+/* The row in a slot; what it points to lives as long as the slot does. */
+void
+ik_read_key(TupleTableSlot *slot, KeyRow *key)
+{
+	Datum	   *values;
+
+	slot_getsomeattrs(slot, KEYS_NATTS);
+	values = slot->tts_values;
+	key->created_at = DatumGetTimestampTz(values[KEYS_CREATED_AT]);
+	key->expires_at = DatumGetTimestampTz(values[KEYS_EXPIRES_AT]);
+	key->status = DatumGetChar(values[KEYS_STATUS]);
+	key->key = varlena_or_null(slot, KEYS_KEY);
+	key->scope = varlena_or_null(slot, KEYS_SCOPE);
+	key->response = varlena_or_null(slot, KEYS_RESPONSE);
+	key->meta = varlena_or_null(slot, KEYS_META);
+	key->request = varlena_or_null(slot, KEYS_REQUEST);
+	key->fence = slot->tts_isnull[KEYS_FENCE] ? 0 :
+		DatumGetInt64(values[KEYS_FENCE]);
+	key->deadline = slot->tts_isnull[KEYS_DEADLINE] ? 0 :
+		DatumGetTimestampTz(values[KEYS_DEADLINE]);
+	key->attempt = slot->tts_isnull[KEYS_ATTEMPT] ? 0 :
+		DatumGetInt32(values[KEYS_ATTEMPT]);
+	key->checkpoint = varlena_or_null(slot, KEYS_CHECKPOINT);
+	key->checkpoint_data = varlena_or_null(slot, KEYS_CHECKPOINT_DATA);
+}
+
+/* Write the row: over the old one if the last look found it. */
+void
+ik_write_key(RowAccess *row, const KeyRow *key)
+{
+	Datum		values[KEYS_NATTS] = {
+		[KEYS_CREATED_AT] = TimestampTzGetDatum(key->created_at),
+		[KEYS_EXPIRES_AT] = TimestampTzGetDatum(key->expires_at),
+		[KEYS_STATUS] = CharGetDatum(key->status),
+		[KEYS_KEY] = row->key[0],
+		[KEYS_SCOPE] = row->key[1],
+		[KEYS_RESPONSE] = PointerGetDatum(key->response),
+		[KEYS_META] = PointerGetDatum(key->meta),
+		[KEYS_REQUEST] = PointerGetDatum(key->request),
+		[KEYS_FENCE] = Int64GetDatum(key->fence),
+		[KEYS_DEADLINE] = TimestampTzGetDatum(key->deadline),
+		[KEYS_ATTEMPT] = Int32GetDatum(key->attempt),
+		[KEYS_CHECKPOINT] = PointerGetDatum(key->checkpoint),
+		[KEYS_CHECKPOINT_DATA] = PointerGetDatum(key->checkpoint_data)
+	};
+	bool		nulls[KEYS_NATTS] = {
+		[KEYS_RESPONSE] = key->response == NULL,
+		[KEYS_META] = key->meta == NULL,
+		[KEYS_REQUEST] = key->request == NULL,
+		[KEYS_FENCE] = key->fence == 0,
+		[KEYS_DEADLINE] = key->deadline == 0,
+		[KEYS_ATTEMPT] = key->attempt == 0,
+		[KEYS_CHECKPOINT] = key->checkpoint == NULL,
+		[KEYS_CHECKPOINT_DATA] = key->checkpoint_data == NULL
+	};
+
+	if (row->state == ROW_FOUND)
+		ik_update_row(row, values, nulls);
+	else
+		ik_insert_row(row, values, nulls);
+}
+
+/*
+ * What a new claim takes over from the row that it replaces.  The fence goes
+ * on growing whatever happened.  From a lease that lapsed or was given back,
+ * and is not forgotten yet, also the count of attempts and the checkpoint, so
+ * that the taker can verify before it repeats.
+ */
+void
+ik_take_over(KeyRow *next, const KeyRow *old, TimestampTz now)
+{
+	if (old->fence != 0)
+		next->fence = Max(now, old->fence + 1);
+	if (old->attempt != 0 && old->expires_at > now)
+	{
+		next->created_at = old->created_at;
+		next->attempt = old->attempt + 1;
+		next->checkpoint = old->checkpoint;
+		next->checkpoint_data = old->checkpoint_data;
+		if (next->request == NULL && old->status == STATUS_LEASED)
+			next->request = old->request;
+	}
+}
+
+/*
+ * The moment an interval after another; NULL is idempotency.default_ttl.
+ * Error: 22008.
+ */
+TimestampTz
+ik_expiry(TimestampTz from, const Interval *ttl)
+{
+	if (ttl == NULL)
+		return from + ik_default_ttl * USECS_PER_SEC;
+	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												   TimestampTzGetDatum(from),
+												   IntervalPGetDatum(ttl)));
+}
+
+/* A varlena out of a slot, to outlive it and its table's lock, or NULL. */
+void *
+ik_copy_value(void *value)
+{
+	if (value == NULL)
+		return NULL;
+	if (VARATT_IS_EXTERNAL(value))
+		return detoast_external_attr(value);
+	return memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
+}
+
+/* Does the row count?  A released one does not, nor does an expired one. */
+bool
+ik_key_is_present(const KeyRow *stored, TimestampTz now)
+{
+	return stored->status != STATUS_RELEASED && stored->expires_at > now;
+}
+
+KeyStatus
+ik_stored_status(const KeyRow *stored)
+{
+	switch (stored->status)
+	{
+		case STATUS_COMPLETED:
+			return KEY_COMPLETED;
+		case STATUS_FAILED:
+			return KEY_FAILED;
+		default:
+			return KEY_IN_PROGRESS;
+	}
+}
+
+/*
+ * What does the row that was found say?  KEY_CLAIMED: nothing that stands in
+ * the way of a new claim.  Error: 40001 if a claim would rely on a row that the
+ * snapshot does not show, also on the lease of an earlier attempt: nor would it
+ * show what that attempt has done, to whoever verifies before he repeats it.
+ */
+static KeyStatus
+judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	KeyRow		stored;
+
+	ik_read_key(row->slot, &stored);
+	if (stored.expires_at <= now)
+		return KEY_CLAIMED;
+	if (stored.status != STATUS_LEASED || stored.deadline <= now)
+		ik_check_row_visible(row);
+	if (stored.status == STATUS_RELEASED)
+		return KEY_CLAIMED;
+	if (request != NULL && stored.request != NULL &&
+		ik_mismatch(DatumGetJsonbP(PointerGetDatum(stored.request)),
+					request))
+		return KEY_MISMATCH;
+	if (stored.status == STATUS_LEASED)
+	{
+		if (stored.deadline <= now)
+			return KEY_CLAIMED;
+		return ik_row_is_ours(row) ? KEY_HELD : KEY_IN_PROGRESS;
+	}
+	answer->response = ik_copy_value(stored.response);
+	answer->meta = ik_copy_value(stored.meta);
+	return ik_stored_status(&stored);
+}
+
+/* Write the final row of a claim in transaction mode. */
+void
+ik_write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
+				const KeyAnswer *answer)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	KeyRow		next = {
+		.created_at = claim->created_at,
+		.expires_at = ik_expiry(now, claim->ttl),
+		.status = outcome == KEY_COMPLETED ? STATUS_COMPLETED : STATUS_FAILED,
+		.response = answer->response,
+		.meta = answer->meta,
+		.request = claim->request
+	};
+
+	if (row->state == ROW_FOUND)
+	{
+		KeyRow		old;
+
+		ik_read_key(row->slot, &old);
+		ik_take_over(&next, &old, now);
+	}
+	ik_write_key(row, &next);
+}
+
+static void *
+varlena_or_null(TupleTableSlot *slot, int col)
+{
+	return slot->tts_isnull[col] ? NULL :
+		DatumGetPointer(slot->tts_values[col]);
+}

@@ -1,0 +1,138 @@
+/*-------------------------------------------------------------------------
+ *
+ * key.h
+ *		Keys: who may do the work, and what the answer was.
+ *
+ * Vocabulary: a KEY is a (scope, key) pair that names one operation.  A CLAIM
+ * is the right to carry it out; a claim is SETTLED when it is completed,
+ * failed or released.  A claim in TRANSACTION MODE lives in memory and under a
+ * lock until it is settled, and its row is written once, final.  A LEASE is a
+ * claim that outlives its transaction: a row with a deadline and a FENCE, the
+ * number by which a superseded holder is told from the newest.  A RIVAL is
+ * another transaction that is at work on the same key.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IK_KEY_H
+#define IK_KEY_H
+
+#include "../store/store.h"
+
+#include "lib/ilist.h"
+#include "utils/jsonb.h"
+
+/* held.c: the claims that this transaction holds */
+typedef struct Claim
+{
+	dlist_node	node;
+	uint64		lock_hash;
+	text	   *scope;
+	text	   *key;
+	Jsonb	   *request;		/* NULL: none was given */
+	Interval   *ttl;			/* NULL: the setting's */
+	TimestampTz created_at;
+	bool		replaces;		/* an old row is there, to be overwritten */
+	int			level;			/* nest level of the owning subtransaction */
+	int			settled;		/* nest level at which it was; 0: open */
+} Claim;
+
+extern Claim *ik_add_claim(uint64 lock_hash, const text *scope,
+						   const text *key, const Jsonb *request,
+						   const Interval *ttl);
+extern Claim *ik_find_claim(uint64 lock_hash, const text *scope,
+							const text *key);
+extern void ik_settle_claim(Claim *claim);
+
+/* key.c: keys */
+typedef struct KeyRequest
+{
+	const char *function;		/* for messages */
+	text	   *scope;
+	text	   *key;
+	Jsonb	   *request;		/* NULL: do not compare */
+	Interval   *ttl;			/* NULL: idempotency.default_ttl */
+	Interval   *wait;			/* NULL: idempotency.default_wait */
+} KeyRequest;
+
+typedef enum KeyStatus
+{
+	KEY_CLAIMED,
+	KEY_COMPLETED,
+	KEY_FAILED,
+	KEY_IN_PROGRESS,
+	KEY_HELD,
+	KEY_MISMATCH,
+	KEY_RELEASED				/* of run(): the function gave the key back */
+} KeyStatus;
+
+/* an answer, as stored or to be stored; NULL where there is none */
+typedef struct KeyAnswer
+{
+	text	   *response;
+	Jsonb	   *meta;
+} KeyAnswer;
+
+/* a row of idempotency.keys; NULL or 0 where the column is NULL */
+typedef struct KeyRow
+{
+	TimestampTz created_at;
+	TimestampTz expires_at;
+	char		status;
+	text	   *key;
+	text	   *scope;
+	text	   *response;
+	Jsonb	   *meta;
+	Jsonb	   *request;
+	int64		fence;
+	TimestampTz deadline;
+	int32		attempt;
+	text	   *checkpoint;
+	Jsonb	   *checkpoint_data;
+} KeyRow;
+
+extern void ik_get_identity(FunctionCallInfo fcinfo,
+							text **scope, text **key);
+extern void ik_get_any_identity(FunctionCallInfo fcinfo,
+								text **scope, text **key);
+extern void ik_check_key(const text *key, const char *name);
+extern Datum ik_status_datum(KeyStatus status);
+extern KeyStatus ik_claim_key(const KeyRequest *request,
+							  KeyAnswer *answer, Claim **claim);
+extern void ik_complete_claim(Claim *claim, KeyStatus outcome,
+							  const KeyAnswer *answer);
+extern bool ik_read_answer(text *scope, text *key,
+						   KeyStatus *status, KeyAnswer *answer);
+extern text *ik_response_text(Oid type, Datum value);
+
+extern void ik_check_request(const KeyRequest *request);
+extern void ik_open_key(RowAccess *row, text *scope, text *key,
+						LOCKMODE lockmode);
+extern KeyStatus ik_seize_key(RowAccess *row,
+							  const KeyRequest *request,
+							  TimestampTz give_up,
+							  KeyAnswer *answer);
+extern bool ik_mismatch(const Jsonb *a, const Jsonb *b);
+extern void ik_read_key(TupleTableSlot *slot, KeyRow *key);
+extern void ik_write_key(RowAccess *row, const KeyRow *key);
+extern void ik_take_over(KeyRow *next, const KeyRow *old,
+						 TimestampTz now);
+extern TimestampTz ik_expiry(TimestampTz from, const Interval *ttl);
+extern void *ik_copy_value(void *value);
+extern void ik_write_answer(RowAccess *row, const Claim *claim,
+							KeyStatus outcome, const KeyAnswer *answer);
+extern bool ik_key_is_present(const KeyRow *stored, TimestampTz now);
+extern KeyStatus ik_stored_status(const KeyRow *stored);
+
+/* lease.c: leases */
+extern void ik_settle_lease(text *scope, text *key,
+							KeyStatus outcome,
+							const KeyAnswer *answer,
+							const int64 *fence);
+extern bool ik_release_lease(text *scope, text *key,
+							 const int64 *fence,
+							 const char *function);
+
+/* what purge removes (key.c) */
+extern const Purgeable ik_purge_keys;
+
+#endif							/* IK_KEY_H */

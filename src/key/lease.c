@@ -1,0 +1,439 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.c
+ *		Leases: claims that span transactions, and locks, which are leases.
+ *
+ * A lease is a row from the start, committed by the transaction that takes it
+ * so that the work can go on in others.  Its deadline frees the key when the
+ * holder is gone; its fence tells a holder who was too slow that somebody else
+ * has taken over.  The fence is the server's clock in microseconds, or the
+ * row's last fence + 1 if that is higher: so it grows over release, rollback,
+ * purge, crash and restore, unless the clock is set back.
+ *
+ * Whoever changes a lease holds the key's lock meanwhile and judges the newest
+ * committed row, at every isolation level: a holder who was superseded must
+ * learn it from any snapshot.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "key/key.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+/* the scope of acquire_lock() */
+#define LOCK_SCOPE "idempotency.lock"
+
+PG_FUNCTION_INFO_V1(idempotency_lease);
+PG_FUNCTION_INFO_V1(idempotency_extend);
+PG_FUNCTION_INFO_V1(idempotency_checkpoint);
+PG_FUNCTION_INFO_V1(idempotency_acquire_lock);
+PG_FUNCTION_INFO_V1(idempotency_renew_lock);
+PG_FUNCTION_INFO_V1(idempotency_release_lock);
+
+static KeyStatus take_lease(const KeyRequest *request, const Interval *lease,
+							KeyRow *granted, KeyAnswer *answer);
+static TimestampTz extend_lease(text *scope, text *key, const int64 *fence,
+								const Interval *lease, const char *function);
+static TimestampTz deadline_at(TimestampTz now, const Interval *lease,
+							   int64 fence);
+static void shift_deadline(KeyRow *lease, TimestampTz deadline);
+static void check_lease(const Interval *lease);
+static bool find_lease(RowAccess *row, text *scope, text *key,
+					   const int64 *fence, KeyRow *lease);
+pg_noreturn static void stale_fence(const char *detail);
+pg_noreturn static void no_such_claim(void);
+
+/*
+ * lease(scope, key, lease, request, ttl, wait): claim the key for the work of
+ * several transactions, until the deadline.  request, ttl and wait may be
+ * NULL, as in claim().  The grant is flushed at commit, whatever
+ * synchronous_commit says: a fence that was handed out must not come back.
+ */
+Datum
+idempotency_lease(PG_FUNCTION_ARGS)
+{
+	static const Oid types[8] = {
+		TEXTOID, TEXTOID, JSONBOID, INT8OID, TIMESTAMPTZOID, INT4OID, TEXTOID,
+		JSONBOID
+	};
+	KeyRequest	request = {.function = "idempotency.lease()"};
+	KeyAnswer	answer;
+	KeyRow		granted;
+	KeyStatus	status;
+	Datum		values[8];
+	bool		nulls[8];
+
+	ik_get_identity(fcinfo, &request.scope, &request.key);
+	request.request = PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3);
+	request.ttl = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
+	request.wait = PG_ARGISNULL(5) ? NULL : PG_GETARG_INTERVAL_P(5);
+
+	status = take_lease(&request,
+						PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2),
+						&granted, &answer);
+
+	values[0] = ik_status_datum(status);
+	values[1] = PointerGetDatum(answer.response);
+	values[2] = PointerGetDatum(answer.meta);
+	values[3] = Int64GetDatum(granted.fence);
+	values[4] = TimestampTzGetDatum(granted.deadline);
+	values[5] = Int32GetDatum(granted.attempt);
+	values[6] = PointerGetDatum(granted.checkpoint);
+	values[7] = PointerGetDatum(granted.checkpoint_data);
+	nulls[0] = false;
+	nulls[1] = answer.response == NULL;
+	nulls[2] = answer.meta == NULL;
+	nulls[3] = nulls[4] = nulls[5] = status != KEY_CLAIMED;
+	nulls[6] = granted.checkpoint == NULL;
+	nulls[7] = granted.checkpoint_data == NULL;
+	return ik_result(fcinfo, lengthof(types), types, values, nulls);
+}
+
+/*
+ * extend(scope, key, fence, lease): a new deadline, counted from now, and
+ * never beyond the grant + idempotency.max_lease.  NULL, and nothing changed,
+ * after the deadline.  Errors: IK002, IK006.
+ */
+Datum
+idempotency_extend(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
+	TimestampTz deadline;
+
+	ik_get_identity(fcinfo, &scope, &key);
+	deadline = extend_lease(scope, key, PG_ARGISNULL(2) ? NULL : &fence,
+							PG_ARGISNULL(3) ? NULL : PG_GETARG_INTERVAL_P(3),
+							"idempotency.extend()");
+	if (deadline == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(deadline);
+}
+
+/*
+ * checkpoint(scope, key, fence, name, data): note how far the work has come,
+ * for whoever takes over; flushed at commit, as the grant.  data may be NULL.
+ * Errors: IK002, IK006.
+ */
+Datum
+idempotency_checkpoint(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
+	RowAccess	row;
+	KeyRow		lease;
+
+	ik_get_identity(fcinfo, &scope, &key);
+	if (PG_ARGISNULL(3))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("name of the checkpoint must not be null"),
+				 errhint("Name the step that the work has come to.")));
+	ik_refuse_to_write("idempotency.checkpoint()");
+
+	if (!find_lease(&row, scope, key, PG_ARGISNULL(2) ? NULL : &fence, &lease))
+		no_such_claim();
+	lease.checkpoint = PG_GETARG_TEXT_PP(3);
+	lease.checkpoint_data = PG_ARGISNULL(4) ? NULL : PG_GETARG_JSONB_P(4);
+	ik_write_key(&row, &lease);
+	ForceSyncCommit();
+	ik_unlock_row(&row);
+	ik_close_row(&row);
+	PG_RETURN_VOID();
+}
+
+/*
+ * acquire_lock(name, lease, wait): the fence, or NULL if somebody holds the
+ * lock.  A lock is a lease on the key (idempotency.lock, name).
+ */
+Datum
+idempotency_acquire_lock(PG_FUNCTION_ARGS)
+{
+	KeyRequest	request = {.function = "idempotency.acquire_lock()"};
+	KeyAnswer	answer;
+	KeyRow		granted;
+
+	request.scope = cstring_to_text(LOCK_SCOPE);
+	request.key = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	request.wait = PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2);
+	ik_check_key(request.key, "name");
+	if (take_lease(&request,
+				   PG_ARGISNULL(1) ? NULL : PG_GETARG_INTERVAL_P(1),
+				   &granted, &answer) != KEY_CLAIMED)
+		PG_RETURN_NULL();
+	PG_RETURN_INT64(granted.fence);
+}
+
+/* renew_lock(name, fence, lease): as extend(). */
+Datum
+idempotency_renew_lock(PG_FUNCTION_ARGS)
+{
+	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	int64		fence = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT64(1);
+	TimestampTz deadline;
+
+	ik_check_key(name, "name");
+	deadline = extend_lease(cstring_to_text(LOCK_SCOPE), name,
+							PG_ARGISNULL(1) ? NULL : &fence,
+							PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2),
+							"idempotency.renew_lock()");
+	if (deadline == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(deadline);
+}
+
+/* release_lock(name, fence): as release(). */
+Datum
+idempotency_release_lock(PG_FUNCTION_ARGS)
+{
+	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	int64		fence = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT64(1);
+
+	ik_check_key(name, "name");
+	PG_RETURN_BOOL(ik_release_lease(cstring_to_text(LOCK_SCOPE), name,
+									PG_ARGISNULL(1) ? NULL : &fence,
+									"idempotency.release_lock()"));
+}
+
+/*
+ * complete() or fail() of a claim that this transaction does not hold: of a
+ * lease, by its fence.  Once more with the fence and the outcome that settled
+ * it is no error: the reply may have been lost.
+ */
+void
+ik_settle_lease(text *scope, text *key, KeyStatus outcome,
+				const KeyAnswer *answer, const int64 *fence)
+{
+	char		status = outcome == KEY_COMPLETED ? STATUS_COMPLETED : STATUS_FAILED;
+	RowAccess	row;
+	KeyRow		lease;
+
+	if (find_lease(&row, scope, key, fence, &lease))
+	{
+		shift_deadline(&lease, GetCurrentTimestamp());
+		lease.status = status;
+		lease.response = answer->response;
+		lease.meta = answer->meta;
+		lease.deadline = 0;
+		ik_write_key(&row, &lease);
+	}
+	else if (row.state != ROW_FOUND || fence == NULL ||
+			 lease.fence != *fence || lease.status != status)
+		no_such_claim();
+	ik_unlock_row(&row);
+	ik_close_row(&row);
+}
+
+/*
+ * release() of a claim that this transaction does not hold: of a lease, by its
+ * fence.  The row stays, so that its fence goes on growing.  False: there is
+ * no lease to give back.  Error: IK002.
+ */
+bool
+ik_release_lease(text *scope, text *key, const int64 *fence,
+				 const char *function)
+{
+	RowAccess	row;
+	KeyRow		lease;
+	bool		found;
+
+	ik_refuse_to_write(function);
+	found = find_lease(&row, scope, key, fence, &lease);
+	if (found)
+	{
+		lease.status = STATUS_RELEASED;
+		lease.deadline = 0;
+		ik_write_key(&row, &lease);
+	}
+	ik_unlock_row(&row);
+	ik_close_row(&row);
+	return found;
+}
+
+/*
+ * Take a lease, or say why not, as ik_claim_key() does.  *granted is
+ * the row that was written, if the status is KEY_CLAIMED.
+ */
+static KeyStatus
+take_lease(const KeyRequest *request, const Interval *lease,
+		   KeyRow *granted, KeyAnswer *answer)
+{
+	TimestampTz give_up;
+	RowAccess	row;
+	Claim	   *claim;
+	KeyStatus	status;
+
+	check_lease(lease);
+	ik_check_request(request);
+	give_up = ik_give_up_at(request->wait);
+	memset(granted, 0, sizeof(KeyRow));
+	memset(answer, 0, sizeof(KeyAnswer));
+
+	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
+	claim = ik_find_claim(row.lock_hash, request->scope, request->key);
+	if (claim != NULL)
+		status = ik_mismatch(claim->request, request->request) ?
+			KEY_MISMATCH : KEY_HELD;
+	else
+		status = ik_seize_key(&row, request, give_up, answer);
+	if (status == KEY_CLAIMED)
+	{
+		TimestampTz now = GetCurrentTimestamp();
+
+		granted->created_at = now;
+		granted->status = STATUS_LEASED;
+		granted->request = request->request;
+		granted->fence = now;
+		granted->attempt = 1;
+		if (row.state == ROW_FOUND)
+		{
+			KeyRow		old;
+
+			ik_read_key(row.slot, &old);
+			ik_take_over(granted, &old, now);
+		}
+		granted->deadline = deadline_at(now, lease, granted->fence);
+		granted->expires_at = ik_expiry(granted->deadline,
+										request->ttl);
+		ik_write_key(&row, granted);
+		ForceSyncCommit();
+		ik_unlock_row(&row);
+
+		/* they pointed into the row that was overwritten */
+		granted->checkpoint = ik_copy_value(granted->checkpoint);
+		granted->checkpoint_data = ik_copy_value(granted->checkpoint_data);
+	}
+	ik_close_row(&row);
+	return status;
+}
+
+/* The new deadline, or 0 if it is too late. */
+static TimestampTz
+extend_lease(text *scope, text *key, const int64 *fence,
+			 const Interval *interval, const char *function)
+{
+	RowAccess	row;
+	KeyRow		lease;
+	TimestampTz now;
+	TimestampTz deadline = 0;
+
+	check_lease(interval);
+	ik_refuse_to_write(function);
+	if (!find_lease(&row, scope, key, fence, &lease))
+		no_such_claim();
+	now = GetCurrentTimestamp();
+	if (now < lease.deadline)
+	{
+		deadline = deadline_at(now, interval, lease.fence);
+		shift_deadline(&lease, deadline);
+		ik_write_key(&row, &lease);
+		ForceSyncCommit();
+	}
+	ik_unlock_row(&row);
+	ik_close_row(&row);
+	return deadline;
+}
+
+/*
+ * The deadline of a lease that begins now, at most idempotency.max_lease after
+ * the grant, which is when the fence was made; after now, if the fence is ahead
+ * of a clock that was set back.
+ */
+static TimestampTz
+deadline_at(TimestampTz now, const Interval *lease, int64 fence)
+{
+	return Min(ik_expiry(now, lease),
+			   Min(now, fence) + ik_max_lease * USECS_PER_SEC);
+}
+
+/*
+ * Move the deadline, and with it the end of the ttl that counts from it, as far
+ * as a timestamp goes: a dump of what lies beyond could not be restored.
+ */
+static void
+shift_deadline(KeyRow *lease, TimestampTz deadline)
+{
+	int64		shift = deadline - lease->deadline;
+
+	if (!TIMESTAMP_NOT_FINITE(lease->expires_at))
+		lease->expires_at = shift <= 0 ? lease->expires_at + shift :
+			Min(lease->expires_at, END_TIMESTAMP - 1 - shift) + shift;
+	lease->deadline = deadline;
+}
+
+/* A lease must not be NULL (22004), negative (22023) or overflow (22008). */
+static void
+check_lease(const Interval *lease)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (lease == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("lease must not be null"),
+				 errhint("Give an interval such as '30 s': longer than the work takes.")));
+	if (ik_expiry(now, lease) < now)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("lease must not be negative"),
+				 errhint("Give an interval such as '30 s'; '0' ends at once.")));
+}
+
+/*
+ * Find the lease that the fence belongs to, with the key's lock held, waiting
+ * for every rival.  False: the key is not leased; *lease is its row if there
+ * is one.  Error: IK002 for a fence that was superseded, or none.
+ */
+static bool
+find_lease(RowAccess *row, text *scope, text *key, const int64 *fence,
+		   KeyRow *lease)
+{
+	bool		leased;
+
+	ik_open_key(row, scope, key, RowExclusiveLock);
+	if (ik_find_claim(row->lock_hash, scope, key) != NULL)
+		stale_fence("This transaction has claimed the key itself since, in transaction mode.");
+	ik_lock_row(row);
+	if (row->state == ROW_FOUND)
+	{
+		ik_read_key(row->slot, lease);
+		if (lease->expires_at <= GetCurrentTimestamp())
+			row->state = ROW_ABSENT;
+	}
+	if (row->state != ROW_FOUND)
+		return false;
+
+	leased = lease->status == STATUS_LEASED;
+	if (fence == NULL && leased)
+		ereport(ERROR,
+				(errcode(ERRCODE_STALE_FENCE),
+				 errmsg("key is leased, and its fence is missing"),
+				 errhint("Pass the fence that lease() returned.")));
+	if (fence != NULL && (lease->fence == 0 || *fence != lease->fence))
+		stale_fence("Somebody else has taken the key over since.");
+	return leased;
+}
+
+static void
+stale_fence(const char *detail)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_STALE_FENCE),
+			 errmsg("fence has been superseded"),
+			 errdetail("%s", detail),
+			 errhint("Roll back, and look the key up before you repeat anything.")));
+}
+
+static void
+no_such_claim(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_NO_SUCH_CLAIM),
+			 errmsg("key is not held"),
+			 errhint("Claim it in this transaction or take a lease first, and go on only if the status is \"claimed\".")));
+}

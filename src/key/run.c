@@ -1,0 +1,274 @@
+/*-------------------------------------------------------------------------
+ *
+ * run.c
+ *		run(): claim a key, call a function, store what it returns.
+ *
+ * The function is called as the caller: found by the caller's search_path,
+ * with the caller's EXECUTE privilege, which a call through fmgr would not
+ * check by itself.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "key/key.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "parser/scansup.h"
+#include "pgstat.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/json.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+PG_FUNCTION_INFO_V1(idempotency_run);
+
+static Oid	resolve_function(const text *name, Oid *result_type);
+static void hint_at_signature(void *arg);
+static text *call_function(Oid function, Oid result_type,
+						   const Jsonb *request);
+static bool call_recording_errors(Oid function, Oid result_type,
+								  const Jsonb *request, KeyAnswer *answer);
+static bool is_recordable(int sqlstate);
+static Jsonb *describe_error(const ErrorData *error);
+
+/*
+ * run(scope, key, function, request, ttl, wait, record_errors): the answer,
+ * from the record or from calling function(request).  request, ttl and wait
+ * may be NULL, as in claim().  Errors: claim()'s; 22004, 42883, 0A000 and
+ * 42501 for the function; and, unless it is recorded, the function's own.
+ */
+Datum
+idempotency_run(PG_FUNCTION_ARGS)
+{
+	static const Oid types[4] = {TEXTOID, BOOLOID, TEXTOID, JSONBOID};
+	KeyRequest	request = {.function = "idempotency.run()"};
+	KeyAnswer	answer;
+	Claim	   *claim;
+	KeyStatus	status;
+	bool		replayed;
+	Datum		values[4];
+	bool		nulls[4];
+
+	ik_get_identity(fcinfo, &request.scope, &request.key);
+	if (PG_ARGISNULL(2))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("function must not be null"),
+				 errhint("Name a function with one argument of type jsonb.")));
+	request.request = PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3);
+	request.ttl = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
+	request.wait = PG_ARGISNULL(5) ? NULL : PG_GETARG_INTERVAL_P(5);
+
+	status = ik_claim_key(&request, &answer, &claim);
+	replayed = status == KEY_COMPLETED || status == KEY_FAILED;
+
+	if (status == KEY_CLAIMED)
+	{
+		Oid			result_type;
+		Oid			function = resolve_function(PG_GETARG_TEXT_PP(2),
+												&result_type);
+
+		status = KEY_COMPLETED;
+		if (PG_ARGISNULL(6) || !PG_GETARG_BOOL(6))
+			answer.response = call_function(function, result_type,
+											request.request);
+		else if (!call_recording_errors(function, result_type,
+										request.request, &answer))
+			status = KEY_FAILED;
+
+		/* what the function itself did with its key stands */
+		claim = ik_find_claim(ik_lock_hash(request.scope,
+										   request.key),
+							  request.scope, request.key);
+		if (claim != NULL)
+			ik_complete_claim(claim, status, &answer);
+		else if (!ik_read_answer(request.scope, request.key,
+								 &status, &answer))
+			status = KEY_RELEASED;
+	}
+
+	values[0] = ik_status_datum(status);
+	values[1] = BoolGetDatum(replayed);
+	values[2] = PointerGetDatum(answer.response);
+	values[3] = PointerGetDatum(answer.meta);
+	nulls[0] = nulls[1] = false;
+	nulls[2] = answer.response == NULL;
+	nulls[3] = answer.meta == NULL;
+	return ik_result(fcinfo, lengthof(types), types, values, nulls);
+}
+
+/*
+ * The function that a text names: "f" or "f(jsonb)", qualified or not, one
+ * argument of type jsonb.
+ */
+static Oid
+resolve_function(const text *name, Oid *result_type)
+{
+	char	   *signature = text_to_cstring(name);
+	Size		len = strlen(signature);
+	ErrorContextCallback context = {.callback = hint_at_signature};
+	Oid			function;
+	HeapTuple	tuple;
+	Form_pg_proc proc;
+	AclResult	acl;
+
+	/* blanks at the end are none of the name, as for regprocedure itself */
+	while (len > 0 && scanner_isspace(signature[len - 1]))
+		signature[--len] = '\0';
+	if (len == 0 || signature[len - 1] != ')')
+		signature = psprintf("%s(pg_catalog.jsonb)", signature);
+	context.previous = error_context_stack;
+	error_context_stack = &context;
+	function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
+													CStringGetDatum(signature)));
+	error_context_stack = context.previous;
+
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function \"%s\" does not exist", signature)));
+	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	if (proc->prokind != PROKIND_FUNCTION || proc->proretset ||
+		proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID ||
+		(get_typtype(proc->prorettype) == TYPTYPE_PSEUDO &&
+		 proc->prorettype != VOIDOID && proc->prorettype != RECORDOID))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("run() cannot call %s",
+						format_procedure(function)),
+				 errhint("The function must take one argument of type jsonb, return one value, and be neither a procedure nor an aggregate nor a window function.")));
+	*result_type = proc->prorettype;
+	ReleaseSysCache(tuple);
+
+	acl = object_aclcheck(ProcedureRelationId, function, GetUserId(),
+						  ACL_EXECUTE);
+	if (acl != ACLCHECK_OK)
+		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(function));
+	InvokeFunctionExecuteHook(function);
+	return function;
+}
+
+/* regprocedurein() says what it looked for, and cannot know what we want. */
+static void
+hint_at_signature(void *arg)
+{
+	if (geterrcode() == ERRCODE_UNDEFINED_FUNCTION)
+		errhint("run() calls a function with one argument of type jsonb. Create it, or name its schema if the search_path does not.");
+}
+
+/*
+ * Call the function with a fresh snapshot (READ COMMITTED): the claim may have
+ * waited for a rival whose work it must see.
+ */
+static text *
+call_function(Oid function, Oid result_type, const Jsonb *request)
+{
+	LOCAL_FCINFO(fcinfo, 1);
+	FmgrInfo	flinfo;
+	PgStat_FunctionCallUsage usage;
+	Datum		result;
+	text	   *response = NULL;
+
+	fmgr_info(function, &flinfo);
+	InitFunctionCallInfoData(*fcinfo, &flinfo, 1, InvalidOid, NULL, NULL);
+	fcinfo->args[0].value = PointerGetDatum(request);
+	fcinfo->args[0].isnull = request == NULL;
+	if (flinfo.fn_strict && request == NULL)
+		return NULL;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	pgstat_init_function_usage(fcinfo, &usage);
+	result = FunctionCallInvoke(fcinfo);
+	pgstat_end_function_usage(&usage, true);
+	if (!fcinfo->isnull && result_type != VOIDOID)
+		response = ik_response_text(result_type, result);
+	PopActiveSnapshot();
+	return response;
+}
+
+/*
+ * The same in a subtransaction: an error that is to be recorded takes back
+ * what the function wrote, and becomes the answer.  False: it failed.
+ */
+static bool
+call_recording_errors(Oid function, Oid result_type, const Jsonb *request,
+					  KeyAnswer *answer)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool ok = true;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		answer->response = call_function(function, result_type, request);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+
+		/* not before: whoever catches it counts on his own subtransaction */
+		if (!is_recordable(error->sqlerrcode))
+			ReThrowError(error);
+		answer->response = NULL;
+		answer->meta = describe_error(error);
+		ok = false;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return ok;
+}
+
+/*
+ * Is an error the outcome of the request rather than of the moment?  RAISE
+ * EXCEPTION, bad data, a violated constraint, and what the application defined
+ * itself, that is, a class that PostgreSQL does not use (errcodes.txt).
+ */
+static bool
+is_recordable(int sqlstate)
+{
+	static const char postgres_classes[] =
+	"00 01 02 03 08 09 0A 0B 0F 0L 0P 0Z 10 20 21 24 25 26 27 28 2B 2D 2F "
+	"34 38 39 3B 3D 3F 40 42 44 53 54 55 57 58 72 F0 HV P0 XX";
+	char		class[3];
+
+	if (sqlstate == ERRCODE_RAISE_EXCEPTION)
+		return true;
+	strlcpy(class, unpack_sql_state(sqlstate), sizeof(class));
+	return strstr(postgres_classes, class) == NULL;
+}
+
+static Jsonb *
+describe_error(const ErrorData *error)
+{
+	StringInfoData json;
+
+	initStringInfo(&json);
+	appendStringInfoString(&json, "{\"sqlstate\": ");
+	escape_json(&json, unpack_sql_state(error->sqlerrcode));
+	appendStringInfoString(&json, ", \"message\": ");
+	escape_json(&json, error->message ? error->message : "");
+	appendStringInfoChar(&json, '}');
+	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in,
+											  CStringGetDatum(json.data)));
+}

@@ -1,0 +1,460 @@
+/*-------------------------------------------------------------------------
+ *
+ * definition.c
+ *		From a definition to a graph: parsed, checked, looked up.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "machine/machine.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
+#include "common/hashfn.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+/* how many names a hint lists */
+#define HINTED_NAMES				10
+
+/* from a name to its place in an array */
+typedef struct NameEntry
+{
+	NameRef		name;
+	int			index;
+	uint32		hash;
+	char		status;
+} NameEntry;
+
+#define SH_PREFIX names
+#define SH_ELEMENT_TYPE NameEntry
+#define SH_KEY_TYPE NameRef
+#define SH_KEY name
+#define SH_HASH_KEY(tb, key) \
+	hash_bytes((const unsigned char *) (key).data, (key).len)
+#define SH_EQUAL(tb, a, b) \
+	((a).len == (b).len && memcmp((a).data, (b).data, (a).len) == 0)
+#define SH_STORE_HASH
+#define SH_GET_HASH(tb, a) (a)->hash
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+static void parse_initial(Machine *machine, JsonbContainer *definition);
+static void parse_transitions(Machine *machine, JsonbContainer *transitions);
+static void add_edge(Machine *machine, int source, const JsonbValue *event,
+					 const JsonbValue *target);
+static int	intern_state(Machine *machine, const JsonbValue *name);
+static int	intern_event(Machine *machine, const JsonbValue *name);
+static NameRef checked_name(const char *kind, const JsonbValue *value);
+static bool is_object(const JsonbValue *value);
+static bool is_array(const JsonbValue *value);
+static Bitmapset *reachable(const Machine *machine, Bitmapset *from);
+static void append_name(StringInfo list, int n, NameRef name);
+pg_noreturn static void invalid_definition(const char *detail);
+
+/* A state's number, or -1 if the machine does not know it. */
+int
+ik_find_state(const Machine *machine, NameRef name)
+{
+	NameEntry  *entry = names_lookup(machine->state_index, name);
+
+	return entry ? entry->index : -1;
+}
+
+/* An event's number, or -1 if the machine does not know it. */
+int
+ik_find_event(const Machine *machine, NameRef name)
+{
+	NameEntry  *entry = names_lookup(machine->event_index, name);
+
+	return entry ? entry->index : -1;
+}
+
+/* Is there an edge?  Either number may be -1: then there is none. */
+bool
+ik_has_edge(const Machine *machine, int from, int to)
+{
+	return from >= 0 && to >= 0 &&
+		bms_is_member(to, machine->states[from].targets);
+}
+
+/* For a hint: the moves from a state; -1 is one that the machine lacks. */
+char *
+ik_hint_edges(const Machine *machine, int state)
+{
+	const MachineState *from;
+	StringInfoData buf;
+
+	if (state < 0)
+		return "Find such rows with idempotency.off_graph(). Then add their states to the machine, or detach it to correct them.";
+	from = &machine->states[state];
+	if (from->nedges == 0)
+		return psprintf("State \"%.*s\" is final: no edge leaves it.",
+						from->name.len, from->name.data);
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "From state \"%.*s\" a row can move to ",
+					 from->name.len, from->name.data);
+	for (int i = 0; i < from->nedges; i++)
+	{
+		const MachineEdge *edge = &from->edges[i];
+
+		append_name(&buf, i, machine->states[edge->target].name);
+		if (edge->event >= 0 && i < HINTED_NAMES)
+			appendStringInfo(&buf, " (event \"%.*s\")",
+							 machine->events[edge->event].name.len,
+							 machine->events[edge->event].name.data);
+	}
+	appendStringInfoChar(&buf, '.');
+	return buf.data;
+}
+
+/* For a hint: the machine's states, or those in which a row can begin. */
+char *
+ik_hint_states(const Machine *machine, bool initial)
+{
+	StringInfoData buf;
+	int			n = 0;
+
+	initStringInfo(&buf);
+	for (int i = 0; i < machine->nstates; i++)
+		if (machine->states[i].initial || !initial)
+			append_name(&buf, n++, machine->states[i].name);
+	return psprintf(initial ?
+					"Insert it in an initial state (%s) and move it along the machine's edges." :
+					"Its states are %s. To add one, define it again with idempotency.define_machine().",
+					buf.data);
+}
+
+/* For a hint: the machine's events. */
+char *
+ik_hint_events(const Machine *machine)
+{
+	StringInfoData buf;
+
+	if (machine->nevents == 0)
+		return "Its edges have no events: use idempotency.transition(), or name them with idempotency.define_machine().";
+	initStringInfo(&buf);
+	for (int i = 0; i < machine->nevents; i++)
+		append_name(&buf, i, machine->events[i].name);
+	return psprintf("Its events are %s. To add one, define it again with idempotency.define_machine().",
+					buf.data);
+}
+
+/*
+ * A definition as a Machine, in the current memory context; names point into
+ * the definition.  22023 if it is not of the form
+ *
+ *		{"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}
+ */
+Machine *
+ik_parse_machine(JsonbContainer *definition)
+{
+	Machine    *machine = palloc0(sizeof(Machine));
+	JsonbIterator *it;
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	JsonbValue *transitions;
+
+	machine->state_index = names_create(CurrentMemoryContext, 16, NULL);
+	machine->event_index = names_create(CurrentMemoryContext, 16, NULL);
+
+	if (!JsonContainerIsObject(definition))
+		invalid_definition("It must be an object.");
+	it = JsonbIteratorInit(definition);
+	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
+	{
+		if (token == WJB_KEY &&
+			!(value.val.string.len == 7 &&
+			  memcmp(value.val.string.val, "initial", 7) == 0) &&
+			!(value.val.string.len == 11 &&
+			  memcmp(value.val.string.val, "transitions", 11) == 0))
+			invalid_definition(psprintf("Member \"%.*s\" is unknown: there are \"initial\" and \"transitions\".",
+										value.val.string.len,
+										value.val.string.val));
+	}
+
+	parse_initial(machine, definition);
+	transitions = getKeyJsonValueFromContainer(definition, "transitions", 11,
+											   NULL);
+	if (transitions == NULL || !is_object(transitions))
+		invalid_definition("\"transitions\" must be an object from states to their edges.");
+	parse_transitions(machine, transitions->val.binary.data);
+	return machine;
+}
+
+/* The member "initial": one name or a list of them. */
+static void
+parse_initial(Machine *machine, JsonbContainer *definition)
+{
+	JsonbValue *initial = getKeyJsonValueFromContainer(definition, "initial", 7,
+													   NULL);
+	JsonbIterator *it;
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	int			state;
+
+	if (initial != NULL && initial->type == jbvString)
+	{
+		state = intern_state(machine, initial);
+		machine->states[state].initial = true;
+	}
+	else if (initial != NULL && is_array(initial))
+	{
+		it = JsonbIteratorInit(initial->val.binary.data);
+		while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
+			if (token == WJB_ELEM)
+			{
+				state = intern_state(machine, &value);
+				machine->states[state].initial = true;
+			}
+	}
+	if (machine->nstates == 0)
+		invalid_definition("\"initial\" must be the name of a state or a list of names.");
+}
+
+/* The member "transitions": each state's edges, with event names or without. */
+static void
+parse_transitions(Machine *machine, JsonbContainer *transitions)
+{
+	JsonbIterator *states = JsonbIteratorInit(transitions);
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	int			source = -1;
+
+	while ((token = JsonbIteratorNext(&states, &value, true)) != WJB_DONE)
+	{
+		if (token == WJB_KEY)
+			source = intern_state(machine, &value);
+		else if (token == WJB_VALUE)
+		{
+			JsonbIterator *edges;
+			JsonbIteratorToken part;
+			JsonbValue	name;
+			JsonbValue	event = {0};	/* a value comes after its key */
+
+			if (!is_object(&value) && !is_array(&value))
+				invalid_definition(psprintf("The edges of state \"%.*s\" must be an object from events to states, or a list of states.",
+											machine->states[source].name.len,
+											machine->states[source].name.data));
+			edges = JsonbIteratorInit(value.val.binary.data);
+			while ((part = JsonbIteratorNext(&edges, &name, true)) != WJB_DONE)
+			{
+				if (part == WJB_KEY)
+					event = name;
+				else if (part == WJB_VALUE)
+					add_edge(machine, source, &event, &name);
+				else if (part == WJB_ELEM)
+					add_edge(machine, source, NULL, &name);
+			}
+		}
+	}
+}
+
+/* event is NULL for an edge without a name. */
+static void
+add_edge(Machine *machine, int source, const JsonbValue *event,
+		 const JsonbValue *target)
+{
+	MachineEdge edge = {.event = -1};
+	MachineState *state;
+
+	edge.target = intern_state(machine, target);
+	if (event != NULL)
+	{
+		MachineEvent *named;
+
+		edge.event = intern_event(machine, event);
+		named = &machine->events[edge.event];
+		named->source = named->targets == NULL ? source : -1;
+		named->targets = bms_add_member(named->targets, edge.target);
+	}
+
+	state = &machine->states[source];
+	if (state->edges == NULL)
+		state->edges = palloc(sizeof(MachineEdge));
+	else
+		state->edges = repalloc(state->edges,
+								(state->nedges + 1) * sizeof(MachineEdge));
+	state->edges[state->nedges++] = edge;
+	state->targets = bms_add_member(state->targets, edge.target);
+	state = &machine->states[edge.target];
+	state->sources = bms_add_member(state->sources, source);
+}
+
+/* The number of a state, a new one if it is met for the first time. */
+static int
+intern_state(Machine *machine, const JsonbValue *value)
+{
+	NameRef		name = checked_name("state", value);
+	bool		found;
+	NameEntry  *entry = names_insert(machine->state_index, name, &found);
+
+	if (!found)
+	{
+		entry->index = machine->nstates++;
+		if (machine->states == NULL)
+			machine->states = palloc(sizeof(MachineState));
+		else
+			machine->states = repalloc(machine->states,
+									   machine->nstates * sizeof(MachineState));
+		machine->states[entry->index] = (MachineState)
+		{
+			.name = name
+		};
+	}
+	return entry->index;
+}
+
+/* The same for an event. */
+static int
+intern_event(Machine *machine, const JsonbValue *value)
+{
+	NameRef		name = checked_name("event", value);
+	bool		found;
+	NameEntry  *entry = names_insert(machine->event_index, name, &found);
+
+	if (!found)
+	{
+		entry->index = machine->nevents++;
+		if (machine->events == NULL)
+			machine->events = palloc(sizeof(MachineEvent));
+		else
+			machine->events = repalloc(machine->events,
+									   machine->nevents * sizeof(MachineEvent));
+		machine->events[entry->index] = (MachineEvent)
+		{
+			.name = name,.source = -1
+		};
+	}
+	return entry->index;
+}
+
+static NameRef
+checked_name(const char *kind, const JsonbValue *value)
+{
+	if (value->type != jbvString)
+		invalid_definition(psprintf("The name of each %s must be a string.",
+									kind));
+	if (value->val.string.len == 0 || value->val.string.len > MAX_NAME)
+		invalid_definition(psprintf("The name of each %s must have 1 to %d bytes.",
+									kind, MAX_NAME));
+	return (NameRef)
+	{
+		value->val.string.val, value->val.string.len
+	};
+}
+
+static bool
+is_object(const JsonbValue *value)
+{
+	return value->type == jbvBinary &&
+		JsonContainerIsObject(value->val.binary.data);
+}
+
+static bool
+is_array(const JsonbValue *value)
+{
+	return value->type == jbvBinary &&
+		JsonContainerIsArray(value->val.binary.data);
+}
+
+/*
+ * Refuse a graph on which some state is a mistake: an initial one without any
+ * edge (a typing error, most likely), one that no row can reach, and, unless
+ * cyclic, one to which a row can come back.  An edge from a state to itself is
+ * no cycle.
+ */
+void
+ik_check_graph(const Machine *machine, bool cyclic)
+{
+	Bitmapset  *initial = NULL;
+	Bitmapset  *reached;
+
+	for (int i = 0; i < machine->nstates; i++)
+	{
+		const MachineState *state = &machine->states[i];
+
+		if (!state->initial)
+			continue;
+		if (bms_is_empty(state->targets) && bms_is_empty(state->sources))
+			invalid_definition(psprintf("No edge begins or ends at the initial state \"%.*s\".",
+										state->name.len, state->name.data));
+		initial = bms_add_member(initial, i);
+	}
+
+	reached = reachable(machine, bms_copy(initial));
+	for (int i = 0; i < machine->nstates; i++)
+		if (!bms_is_member(i, reached))
+			invalid_definition(psprintf("State \"%.*s\" cannot be reached from an initial state.",
+										machine->states[i].name.len,
+										machine->states[i].name.data));
+
+	for (int i = 0; i < machine->nstates && !cyclic; i++)
+	{
+		const MachineState *state = &machine->states[i];
+		Bitmapset  *others = bms_del_member(bms_copy(state->targets), i);
+
+		CHECK_FOR_INTERRUPTS();
+		if (bms_is_member(i, reachable(machine, others)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("invalid definition of a machine"),
+					 errdetail("A row can leave state \"%.*s\" and come back to it.",
+							   state->name.len, state->name.data),
+					 errhint("If that is meant, pass cyclic => true.")));
+	}
+}
+
+/* Where rows can get from the given states, these included; scribbles on it. */
+static Bitmapset *
+reachable(const Machine *machine, Bitmapset *from)
+{
+	Bitmapset  *todo = bms_copy(from);
+	int			state;
+
+	while ((state = bms_next_member(todo, -1)) >= 0)
+	{
+		Bitmapset  *new = bms_difference(machine->states[state].targets, from);
+
+		todo = bms_del_member(todo, state);
+		todo = bms_add_members(todo, new);
+		from = bms_add_members(from, new);
+		bms_free(new);
+	}
+	return from;
+}
+
+/* One more name for a list in a hint, which ends somewhere if there are many. */
+static void
+append_name(StringInfo list, int n, NameRef name)
+{
+	if (n < HINTED_NAMES)
+		appendStringInfo(list, "%s\"%.*s\"", n == 0 ? "" : ", ",
+						 name.len, name.data);
+	else if (n == HINTED_NAMES)
+		appendStringInfoString(list, " and others");
+}
+
+static void
+invalid_definition(const char *detail)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("invalid definition of a machine"),
+			 errdetail("%s", detail),
+			 errhint("A definition is like {\"initial\": \"CREATED\", \"transitions\": {\"CREATED\": {\"pay\": \"PAID\"}, \"PAID\": [\"REFUNDED\"]}}.")));
+}

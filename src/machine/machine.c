@@ -1,0 +1,318 @@
+/*-------------------------------------------------------------------------
+ *
+ * machine.c
+ *		Machines by name: stored, replaced, dropped, cached.
+ *
+ * A definition is stored as the caller gave it, and parsed into a Machine once
+ * per backend.  A trigger on the table of definitions sends a relcache
+ * invalidation of that table with every change; the callback marks the cache
+ * stale, in this session and all others, also after a rollback or a restore.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "machine/machine.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+/* the cache: from a machine's name to what was parsed */
+typedef struct CachedMachine
+{
+	char		name[MAX_NAME + 1];
+	Machine    *machine;
+} CachedMachine;
+
+static MemoryContext machines_context = NULL;
+static HTAB *machines = NULL;
+static bool machines_valid = false;
+static Oid	machines_relid = InvalidOid;
+
+PG_FUNCTION_INFO_V1(idempotency_define_machine);
+PG_FUNCTION_INFO_V1(idempotency_drop_machine);
+PG_FUNCTION_INFO_V1(idempotency_machines_changed);
+
+static void write_as_owner(Relation rel, const char *command, int nargs,
+						   Oid *types, Datum *values);
+static void refuse_if_attached(const char *name);
+static Machine *load_machine(const char *name);
+static void forget_machines(Datum arg, Oid relid);
+
+/*
+ * define_machine(name, definition, cyclic): store a machine, or replace it.
+ * Nothing may be NULL.  Refused with 22023: a malformed definition, an initial
+ * state that no edge touches, states that no row can reach, and a way back to a
+ * state that was left unless cyclic.
+ */
+Datum
+idempotency_define_machine(PG_FUNCTION_ARGS)
+{
+	char	   *name = ik_machine_argument(fcinfo);
+	Datum		values[3];
+	Oid			types[3] = {TEXTOID, JSONBOID, BOOLOID};
+	Relation	rel;
+
+	if (PG_ARGISNULL(1) || PG_ARGISNULL(2))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("definition and cyclic must not be null")));
+	ik_check_graph(ik_parse_machine(&PG_GETARG_JSONB_P(1)->root),
+				   PG_GETARG_BOOL(2));
+	ik_refuse_to_write("idempotency.define_machine()");
+
+	values[0] = CStringGetTextDatum(name);
+	values[1] = PG_GETARG_DATUM(1);
+	values[2] = PG_GETARG_DATUM(2);
+	rel = table_open(ik_own_relation("machines"), RowExclusiveLock);
+	write_as_owner(rel,
+				   "INSERT INTO idempotency.machines AS m (name, definition, cyclic)"
+				   " VALUES ($1, $2, $3)"
+				   " ON CONFLICT (name) DO UPDATE"
+				   " SET definition = EXCLUDED.definition, cyclic = EXCLUDED.cyclic",
+				   3, types, values);
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/*
+ * drop_machine(name): remove it; refused with 2BP01 while it is attached.
+ *
+ * The lock keeps attach_machine() out until we commit, and waits for one that
+ * is under way: it holds ROW SHARE until its own commit.
+ */
+Datum
+idempotency_drop_machine(PG_FUNCTION_ARGS)
+{
+	char	   *name = ik_machine_argument(fcinfo);
+	Datum		values[1] = {CStringGetTextDatum(name)};
+	Oid			types[1] = {TEXTOID};
+	Relation	rel;
+
+	ik_refuse_to_write("idempotency.drop_machine()");
+	rel = table_open(ik_own_relation("machines"), ExclusiveLock);
+	ik_find_machine(name);
+	refuse_if_attached(name);
+	write_as_owner(rel,
+				   "DELETE FROM idempotency.machines m"
+				   " WHERE m.name OPERATOR(pg_catalog.=) $1",
+				   1, types, values);
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/*
+ * Tell every session that the definitions have changed.
+ *
+ *		CREATE TRIGGER ... AFTER INSERT OR UPDATE OR DELETE
+ *		ON idempotency.machines FOR EACH ROW
+ *		EXECUTE FUNCTION idempotency.machines_changed()
+ *
+ * and the same for TRUNCATE, for each statement.  ENABLE ALWAYS, since a
+ * restore or a subscription may run as a replica.
+ */
+Datum
+idempotency_machines_changed(PG_FUNCTION_ARGS)
+{
+	return ik_announce_change(fcinfo, "machines");
+}
+
+/*
+ * The machine of that name, from the cache or the table; IK007 if there is
+ * none.  Good until the end of the transaction.  The newest committed
+ * definition counts, whatever the caller's snapshot, also for a transaction
+ * that began before.
+ */
+const Machine *
+ik_find_machine(const char *name)
+{
+	CachedMachine *cached;
+	bool		found;
+
+	AcceptInvalidationMessages();
+	if (!machines_valid)
+	{
+		HASHCTL		ctl = {.keysize = MAX_NAME + 1,.entrysize = sizeof(CachedMachine)};
+
+		static bool registered = false;
+
+		if (!registered)
+			CacheRegisterRelcacheCallback(forget_machines, (Datum) 0);
+		registered = true;
+		if (machines_context != NULL)
+			MemoryContextSetParent(machines_context, TopTransactionContext);
+		machines_context = NULL;
+
+		machines_relid = ik_own_relation("machines");
+		machines_context = AllocSetContextCreate(CacheMemoryContext,
+												 "idempotency machines",
+												 ALLOCSET_SMALL_SIZES);
+		ctl.hcxt = machines_context;
+		machines = hash_create("idempotency machines", 16, &ctl,
+							   HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+
+		/* An invalidation that comes while we read must not be lost. */
+		machines_valid = true;
+	}
+
+	if (strlen(name) > MAX_NAME)
+		cached = NULL;
+	else
+		cached = hash_search(machines, name, HASH_FIND, NULL);
+	if (cached == NULL)
+	{
+		Machine    *machine = load_machine(name);
+
+		cached = hash_search(machines, name, HASH_ENTER, &found);
+		cached->machine = machine;
+	}
+	return cached->machine;
+}
+
+/* The first argument as a machine's name; 22004 and 22023 as for any name. */
+char *
+ik_machine_argument(FunctionCallInfo fcinfo)
+{
+	text	   *name;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("name of the machine must not be null")));
+	name = PG_GETARG_TEXT_PP(0);
+	if (VARSIZE_ANY_EXHDR(name) == 0 || VARSIZE_ANY_EXHDR(name) > MAX_NAME)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("name of the machine must have 1 to %d bytes",
+						MAX_NAME)));
+	return text_to_cstring(name);
+}
+
+/*
+ * Run a command on our table as its owner: EXECUTE on the calling function is
+ * the gate, nobody else has rights on the table.  The arguments are of built-in
+ * types, so that no code of the caller's runs meanwhile.
+ */
+static void
+write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
+			   Datum *values)
+{
+	SavedUser	caller;
+
+	SPI_connect();
+	ik_become_owner(rel, 0, &caller);
+	if (SPI_execute_with_args(command, nargs, types, values, NULL, false, 0) < 0)
+		elog(ERROR, "could not write to table \"%s\"",
+			 RelationGetRelationName(rel));
+	ik_become_caller(&caller);
+	SPI_finish();
+}
+
+/* Refuse to drop a machine that a guard names, whoever's the table is. */
+static void
+refuse_if_attached(const char *name)
+{
+	Oid			function = ik_trigger_function("guard_state");
+	Relation	rel = table_open(TriggerRelationId, AccessShareLock);
+	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	HeapTuple	tuple;
+
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_trigger trigger = (Form_pg_trigger) GETSTRUCT(tuple);
+		bool		isnull;
+		Datum		args;
+
+		if (trigger->tgfoid != function || trigger->tgnargs < 1)
+			continue;
+		args = fastgetattr(tuple, Anum_pg_trigger_tgargs,
+						   RelationGetDescr(rel), &isnull);
+		/* the arguments follow each other, each with its zero byte */
+		if (!isnull && strcmp(VARDATA_ANY(DatumGetByteaPP(args)), name) == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
+					 errmsg("cannot drop machine \"%s\" because it is attached",
+							name),
+					 errdetail("It is attached to table %s.",
+							   quote_qualified_identifier(get_namespace_name(get_rel_namespace(trigger->tgrelid)),
+														  get_rel_name(trigger->tgrelid))),
+					 errhint("Call idempotency.detach_machine() for each table first.")));
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+}
+
+/*
+ * Read and parse one definition, into the cache's memory.  A few rows, once
+ * per backend: no index.
+ */
+static Machine *
+load_machine(const char *name)
+{
+	Relation	rel = table_open(machines_relid, AccessShareLock);
+	TupleDesc	desc = RelationGetDescr(rel);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	MemoryContext context;
+	Machine    *machine = NULL;
+	SysScanDesc scan;
+	ScanKeyData key;
+	HeapTuple	tuple;
+
+	if (desc->natts < MACHINES_DEFINITION + 1 ||
+		TupleDescAttr(desc, MACHINES_NAME + 1 - 1)->atttypid != TEXTOID ||
+		TupleDescAttr(desc, MACHINES_DEFINITION + 1 - 1)->atttypid != JSONBOID)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table idempotency.machines is not as the extension made it"),
+				 errhint("Take back what was altered, or create the extension again.")));
+
+	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency machine",
+									ALLOCSET_SMALL_SIZES);
+	ScanKeyEntryInitialize(&key, 0, MACHINES_NAME + 1, BTEqualStrategyNumber,
+						   TEXTOID, C_COLLATION_OID, F_TEXTEQ,
+						   CStringGetTextDatum(name));
+	scan = systable_beginscan(rel, InvalidOid, false, snapshot, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		bool		isnull;
+		Datum		definition = heap_getattr(tuple, MACHINES_DEFINITION + 1,
+											  desc, &isnull);
+		MemoryContext old = MemoryContextSwitchTo(context);
+
+		machine = ik_parse_machine(&DatumGetJsonbPCopy(definition)->root);
+		MemoryContextSwitchTo(old);
+	}
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, AccessShareLock);
+
+	if (machine == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("machine \"%s\" does not exist", name),
+				 errhint("Define it with idempotency.define_machine().")));
+	MemoryContextSetParent(context, machines_context);
+	return machine;
+}
+
+/* Relcache callback: marks, and neither frees nor looks anything up. */
+static void
+forget_machines(Datum arg, Oid relid)
+{
+	if (!OidIsValid(relid) || relid == machines_relid)
+		machines_valid = false;
+}

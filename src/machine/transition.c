@@ -1,0 +1,373 @@
+/*-------------------------------------------------------------------------
+ *
+ * transition.c
+ *		Moving a row along an edge: transition() and fire().
+ *
+ * The guarded update (update.c) does the work; here is decided which edge it
+ * is.  If the state to leave is known from the call, the first statement is the
+ * UPDATE; else the row is looked at first.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "machine/machine.h"
+
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+
+PG_FUNCTION_INFO_V1(idempotency_transition);
+PG_FUNCTION_INFO_V1(idempotency_fire);
+
+static void open_move(Move *move, FunctionCallInfo fcinfo, int arg);
+static NameRef name_argument(const Guard *guard, FunctionCallInfo fcinfo,
+							 int arg);
+static void check_edge_asked(const Move *move);
+static void aim(Move *move, Datum expected, int target);
+static Datum carry_out(Move *move, FunctionCallInfo fcinfo);
+static bool is_expected(const GuardedUpdate *update);
+static UpdateOutcome decide_move(GuardedUpdate *update);
+static const MachineEdge *edge_of_event(const Move *move, int state);
+static void check_stored(const GuardedUpdate *update);
+static const char *comparison(const GuardedUpdate *update, const char *column,
+							  int parameter);
+static NameRef datum_name(const Move *move, Datum state);
+static bool same_name(NameRef a, NameRef b);
+static text *name_as_text(NameRef name);
+
+const UpdateHooks ik_move_hooks = {
+	.kind = GUARD_STATE,
+	.is_expected = is_expected,
+	.decide = decide_move,
+	.check_stored = check_stored,
+	.comparison = comparison
+};
+
+/*
+ * transition(rel, id, from_state, to_state, changes, state_column): move a row
+ * along an edge.  from_state NULL: from any state with an edge to the target.
+ * changes and state_column may be NULL: none, and the only state column.
+ * Errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702.
+ */
+Datum
+idempotency_transition(PG_FUNCTION_ARGS)
+{
+	Move		move;
+
+	open_move(&move, fcinfo, 5);
+	move.from = name_argument(move.guard, fcinfo, 2);
+	move.to = name_argument(move.guard, fcinfo, 3);
+	if (move.to.data == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("state to move to must not be null")));
+	ik_read_changes(&move.update, fcinfo, 4);
+
+	check_edge_asked(&move);
+	if (move.from.data != NULL)
+		aim(&move, ik_state_datum(move.guard, move.from),
+			ik_find_state(move.machine, move.to));
+	return carry_out(&move, fcinfo);
+}
+
+/*
+ * fire(rel, id, event, changes, state_column): move a row along the edge that
+ * the event names in the row's state.  The rest as transition().
+ */
+Datum
+idempotency_fire(PG_FUNCTION_ARGS)
+{
+	Move		move;
+	NameRef		event;
+	int			source;
+
+	open_move(&move, fcinfo, 4);
+	if (PG_ARGISNULL(2))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("event must not be null")));
+	event.data = VARDATA_ANY(PG_GETARG_TEXT_PP(2));
+	event.len = VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(2));
+	move.event = ik_find_event(move.machine, event);
+	if (move.event < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no event \"%.*s\"",
+						move.guard->machine, event.len, event.data),
+				 errhint("%s", ik_hint_events(move.machine))));
+	ik_read_changes(&move.update, fcinfo, 3);
+
+	/* If only one state has this event, no look is needed to know it. */
+	source = move.machine->events[move.event].source;
+	if (source >= 0)
+		aim(&move,
+			ik_state_datum(move.guard,
+						   move.machine->states[source].name),
+			edge_of_event(&move, source)->target);
+	return carry_out(&move, fcinfo);
+}
+
+/*
+ * Begin a move: the table, the id, and the machine of the state column named
+ * in argument arg, which may be NULL if the table has only one machine.
+ */
+static void
+open_move(Move *move, FunctionCallInfo fcinfo, int arg)
+{
+	const TableInfo *table;
+
+	memset(move, 0, sizeof(*move));
+	move->event = -1;
+	ik_open_update(&move->update, &ik_move_hooks, fcinfo);
+	table = move->update.table;
+	if (!PG_ARGISNULL(arg))
+	{
+		char	   *name = NameStr(*PG_GETARG_NAME(arg));
+		AttrNumber	column = get_attnum(RelationGetRelid(move->update.rel), name);
+
+		if (column <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("column \"%s\" of table \"%s\" does not exist",
+							name, RelationGetRelationName(move->update.rel)),
+					 errhint("state_column names the column that a machine is attached to.")));
+		move->guard = ik_guard_of(table, column);
+	}
+	else if (table->nguards > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_AMBIGUOUS_COLUMN),
+				 errmsg("several machines are attached to table \"%s\"",
+						RelationGetRelationName(move->update.rel)),
+				 errhint("Name the column in state_column.")));
+	else if (table->nguards == 1)
+		move->guard = &table->guards[0];
+	if (move->guard == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("no machine is attached to %s \"%s\"",
+						PG_ARGISNULL(arg) ? "table" : "that column of table",
+						RelationGetRelationName(move->update.rel)),
+				 errhint("Attach one with idempotency.attach_machine().")));
+	ik_check_primary_key(&move->update);
+	move->update.column = move->guard->column;
+	move->update.type = move->guard->type;
+	move->machine = ik_find_machine(move->guard->machine);
+}
+
+/* An argument as the name of a state; NULL gives NULL. */
+static NameRef
+name_argument(const Guard *guard, FunctionCallInfo fcinfo, int arg)
+{
+	if (PG_ARGISNULL(arg))
+		return (NameRef)
+	{
+		NULL, 0
+	};
+	return ik_state_name(guard->kind == STATE_ENUM ? STATE_TEXT : guard->kind,
+						 PG_GETARG_DATUM(arg));
+}
+
+/* Refuse, before any write, a move that is not on the graph. */
+static void
+check_edge_asked(const Move *move)
+{
+	const Machine *machine = move->machine;
+	int			to = ik_find_state(machine, move->to);
+	int			from = -1;
+	NameRef		unknown = {NULL, 0};
+
+	if (move->from.data != NULL)
+	{
+		from = ik_find_state(machine, move->from);
+		if (from < 0)
+			unknown = move->from;
+	}
+	if (to < 0)
+		unknown = move->to;
+	if (unknown.data != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no state \"%.*s\"",
+						move->guard->machine, unknown.len, unknown.data),
+				 errhint("%s", ik_hint_states(machine, false))));
+	if (move->from.data != NULL && !ik_has_edge(machine, from, to))
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
+						move->guard->machine,
+						move->from.len, move->from.data,
+						move->to.len, move->to.data),
+				 errhint("%s", ik_hint_edges(machine, from))));
+	if (move->from.data == NULL && bms_is_empty(machine->states[to].sources))
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("machine \"%s\" has no edge to state \"%.*s\"",
+						move->guard->machine,
+						move->to.len, move->to.data),
+				 errhint("The state is initial: a row can only begin in it.")));
+}
+
+/* Decide what to try: from an expected state to a target. */
+static void
+aim(Move *move, Datum expected, int target)
+{
+	move->update.expected = expected;
+	move->update.target = ik_state_datum(move->guard,
+										 move->machine->states[target].name);
+	move->target = datum_name(move, move->update.target);
+	move->update.decided = true;
+}
+
+/* Move the row and report: (outcome, applied, from_state, state). */
+static Datum
+carry_out(Move *move, FunctionCallInfo fcinfo)
+{
+	static const Oid types[4] = {TEXTOID, BOOLOID, TEXTOID, TEXTOID};
+	UpdateOutcome outcome = ik_guarded_update(&move->update);
+	Datum		values[4];
+	bool		nulls[4] = {false, false, true, true};
+
+	values[0] = ik_outcome_datum(outcome);
+	values[1] = BoolGetDatum(outcome == UPDATE_APPLIED);
+	if (outcome == UPDATE_APPLIED)
+	{
+		values[2] = PointerGetDatum(name_as_text(datum_name(move, move->update.expected)));
+		nulls[2] = false;
+	}
+	if (outcome != UPDATE_NOT_FOUND)
+	{
+		values[3] = PointerGetDatum(name_as_text(datum_name(move, move->update.current)));
+		nulls[3] = false;
+	}
+	table_close(move->update.rel, NoLock);
+	return ik_result(fcinfo, lengthof(types), types, values, nulls);
+}
+
+/* Is the row in the state that the attempt expects? */
+static bool
+is_expected(const GuardedUpdate *update)
+{
+	const Move *move = (const Move *) update;
+
+	return same_name(datum_name(move, update->current),
+					 datum_name(move, update->expected));
+}
+
+/*
+ * The row was seen, and it is not as the last attempt expected it.  Applied
+ * means: try again, expected and target are set.
+ */
+static UpdateOutcome
+decide_move(GuardedUpdate *update)
+{
+	Move	   *move = (Move *) update;
+	const Machine *machine = move->machine;
+	NameRef		name = {NULL, 0};
+	int			state;
+
+	if (move->update.isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("the row has a null state in column \"%s\"",
+						ik_updated_column(&move->update)),
+				 errhint("%s", ik_hint_edges(machine, -1))));
+	name = datum_name(move, move->update.current);
+	if (move->from.data != NULL)
+		return same_name(name, move->to) ? UPDATE_ALREADY : UPDATE_CONFLICT;
+
+	state = ik_find_state(machine, name);
+	if (state < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_ILLEGAL_TRANSITION),
+				 errmsg("the row is in state \"%.*s\", which machine \"%s\" does not know",
+						name.len, name.data, move->guard->machine),
+				 errhint("%s", ik_hint_edges(machine, -1))));
+	if (move->event >= 0)
+	{
+		const MachineEdge *edge = edge_of_event(move, state);
+
+		if (edge == NULL)
+			return bms_is_member(state, machine->events[move->event].targets) ?
+				UPDATE_ALREADY : UPDATE_CONFLICT;
+		aim(move, move->update.current, edge->target);
+		return UPDATE_APPLIED;
+	}
+
+	/* From any state: a retry must not move again along a self-loop. */
+	if (same_name(name, move->to))
+		return UPDATE_ALREADY;
+	if (!ik_has_edge(machine, state,
+					 ik_find_state(machine, move->to)))
+		return UPDATE_CONFLICT;
+	aim(move, move->update.current, ik_find_state(machine, move->to));
+	return UPDATE_APPLIED;
+}
+
+/* The edge that the event names in that state, or NULL. */
+static const MachineEdge *
+edge_of_event(const Move *move, int state)
+{
+	const MachineState *from = &move->machine->states[state];
+
+	for (int i = 0; i < from->nedges; i++)
+		if (from->edges[i].event == move->event)
+			return &from->edges[i];
+	return NULL;
+}
+
+/* One row was updated: that is success only if it shows the target. */
+static void
+check_stored(const GuardedUpdate *update)
+{
+	const Move *move = (const Move *) update;
+	NameRef		target = move->target;
+	NameRef		stored = {NULL, 0};
+
+	if (!move->update.isnull)
+		stored = datum_name(move, move->update.current);
+	if (!same_name(stored, target))
+		ereport(ERROR,
+				(errcode(ERRCODE_STATE_REWRITTEN),
+				 errmsg("a trigger stored another state than \"%.*s\"",
+						target.len, target.data),
+				 stored.data == NULL ? errdetail("It stored null.") :
+				 errdetail("It stored \"%.*s\".", stored.len, stored.data),
+				 errhint("Mend the trigger, or ask for the state that it stores.")));
+}
+
+/*
+ * A domain over an enum finds no operator of the enum's.  Not a cast to text:
+ * an enum's owner may have made one of its own.
+ */
+static const char *
+comparison(const GuardedUpdate *update, const char *column, int parameter)
+{
+	const Move *move = (const Move *) update;
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(update->rel),
+										   update->column - 1);
+
+	if (move->guard->kind != STATE_ENUM || attr->atttypid == update->type)
+		return NULL;
+	return psprintf("pg_catalog.format('%%s', t.%s) OPERATOR(pg_catalog.=) pg_catalog.format('%%s', $%d)",
+					column, parameter);
+}
+
+/* A state of this column as a name. */
+static NameRef
+datum_name(const Move *move, Datum state)
+{
+	return ik_state_name(move->guard->kind, state);
+}
+
+static bool
+same_name(NameRef a, NameRef b)
+{
+	return a.data != NULL && b.data != NULL && a.len == b.len &&
+		memcmp(a.data, b.data, a.len) == 0;
+}
+
+static text *
+name_as_text(NameRef name)
+{
+	return cstring_to_text_with_len(name.data, name.len);
+}

@@ -1,0 +1,193 @@
+/*-------------------------------------------------------------------------
+ *
+ * lock.c
+ *		The lock of a key, and waiting for rivals.
+ *
+ * Every key has a transaction-level heavyweight lock on a 64-bit hash of
+ * (scope, key).  Whoever claims a key or changes its row holds it meanwhile,
+ * so a rival is answered at once or waits in PostgreSQL's own queue, with
+ * deadlock detection, lock_timeout and cancellation as everywhere.  The locks
+ * make the answer fast and polite; the judge is the unique index.
+ *
+ * Locks are taken and given back under CurTransactionResourceOwner, that is,
+ * on the subtransaction's account: on the portal's, a later statement could
+ * not give back what an earlier one took.  The end of a subtransaction hands
+ * them on or drops them together with the claims it owned (held.c).
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "store/store.h"
+
+#include <limits.h>
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "storage/proc.h"
+#include "utils/fmgrprotos.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/timestamp.h"
+
+/*
+ * The advisory locks of users carry 1 or 2 in this field (lockfuncs.c); with
+ * another number we never meet theirs.  It shows as objsubid in pg_locks.
+ */
+#define LOCK_SPACE 0x6964
+
+static LockAcquireResult acquire(uint64 hash, bool dont_wait);
+static bool wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up);
+static void set_tag(LOCKTAG *tag, uint64 hash);
+
+/*
+ * The lock's name: a hash of (scope, key).  The scope's hash seeds the key's,
+ * so that ('ab', 'c') and ('a', 'bc') differ.
+ */
+uint64
+ik_lock_hash(const text *scope, const text *key)
+{
+	uint64		hash;
+
+	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(scope),
+							   VARSIZE_ANY_EXHDR(scope), 0);
+	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(key),
+							   VARSIZE_ANY_EXHDR(key), hash);
+	if (ik_debug_hash_bits < 64)
+		hash &= (UINT64CONST(1) << ik_debug_hash_bits) - 1;
+	return hash;
+}
+
+/*
+ * Take the lock if it is free or ours; each success needs an unlock of its
+ * own, or the end of the subtransaction.
+ */
+bool
+ik_try_lock(uint64 hash)
+{
+	return acquire(hash, true) != LOCKACQUIRE_NOT_AVAIL;
+}
+
+/* Give back one lock that this subtransaction took. */
+void
+ik_unlock(uint64 hash)
+{
+	LOCKTAG		tag;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	set_tag(&tag, hash);
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	LockRelease(&tag, ExclusiveLock, false);
+	CurrentResourceOwner = owner;
+}
+
+/*
+ * Wait for the lock, until give_up at the longest; false: the time ran out.
+ */
+bool
+ik_wait_for_lock(uint64 hash, TimestampTz give_up)
+{
+	if (TIMESTAMP_IS_NOEND(give_up))
+	{
+		(void) acquire(hash, false);
+		return true;
+	}
+	return wait_bounded(hash, InvalidTransactionId, give_up);
+}
+
+/*
+ * Wait for the end of a (sub)transaction, until give_up at the longest; false:
+ * the time ran out.  Not to be called with a key's lock in hand: the other one
+ * may need that lock next, which would be a deadlock of our own making.
+ */
+bool
+ik_wait_for_xact(TransactionId xid, TimestampTz give_up)
+{
+	if (TIMESTAMP_IS_NOEND(give_up))
+	{
+		XactLockTableWait(xid, NULL, NULL, XLTW_None);
+		return true;
+	}
+	return wait_bounded(0, xid, give_up);
+}
+
+static LockAcquireResult
+acquire(uint64 hash, bool dont_wait)
+{
+	LOCKTAG		tag;
+	LockAcquireResult result;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	set_tag(&tag, hash);
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	result = LockAcquire(&tag, ExclusiveLock, false, dont_wait);
+	CurrentResourceOwner = owner;
+	return result;
+}
+
+/*
+ * Wait for xid if there is one, else for the lock.  The bound is the server's
+ * own lock_timeout, lowered for the wait; it ends in an error, so the wait
+ * stands in a subtransaction that takes the error back.  A lock_timeout of the
+ * user's that ends sooner stays what it is everywhere: an error.
+ */
+static bool
+wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	int			user_timeout = LockTimeout;
+	long		remaining;
+	bool		ours;
+	ErrorData  *volatile error = NULL;
+
+	if (TIMESTAMP_IS_NOBEGIN(give_up))
+		return false;
+	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), give_up);
+	if (remaining <= 0)
+		return false;
+	ours = user_timeout == 0 || remaining < user_timeout;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		if (ours)
+			LockTimeout = (int) Min(remaining, INT_MAX);
+		if (TransactionIdIsValid(xid))
+			XactLockTableWait(xid, NULL, NULL, XLTW_None);
+		else
+			(void) acquire(hash, false);
+		LockTimeout = user_timeout;
+	}
+	PG_CATCH();
+	{
+		LockTimeout = user_timeout;
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+	}
+	PG_END_TRY();
+
+	/* what was taken inside passes to the caller's subtransaction */
+	if (error == NULL)
+		ReleaseCurrentSubTransaction();
+	else
+		RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+
+	/* not before: whoever catches it counts on his own subtransaction */
+	if (error != NULL &&
+		(!ours || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE))
+		ReThrowError(error);
+	return error == NULL;
+}
+
+static void
+set_tag(LOCKTAG *tag, uint64 hash)
+{
+	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId,
+						 (uint32) (hash >> 32), (uint32) hash, LOCK_SPACE);
+}

@@ -1,0 +1,250 @@
+/*-------------------------------------------------------------------------
+ *
+ * store.h
+ *		Our own tables: what is in them, and how rows are read and written.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IK_STORE_H
+#define IK_STORE_H
+
+#include "../base/base.h"
+
+#include "executor/tuptable.h"
+#include "nodes/nodes.h"
+#include "storage/block.h"
+#include "utils/rel.h"
+
+/*
+ * The columns of our tables, from 0; tables.c has their names and types.
+ */
+
+/* idempotency.keys */
+enum
+{
+	KEYS_CREATED_AT,
+	KEYS_EXPIRES_AT,
+	KEYS_STATUS,
+	KEYS_KEY,
+	KEYS_SCOPE,
+	KEYS_RESPONSE,
+	KEYS_META,
+	KEYS_REQUEST,
+	KEYS_FENCE,
+	KEYS_DEADLINE,
+	KEYS_ATTEMPT,
+	KEYS_CHECKPOINT,
+	KEYS_CHECKPOINT_DATA,
+	KEYS_NATTS
+};
+
+/* idempotency.keys.status */
+#define STATUS_COMPLETED	'c'
+#define STATUS_FAILED		'f'
+#define STATUS_LEASED		'l'
+#define STATUS_RELEASED		'r' /* absent, but for its fence and checkpoint */
+
+/* idempotency.token_keys */
+enum
+{
+	TOKEN_KEYS_ID,
+	TOKEN_KEYS_CREATED_AT,
+	TOKEN_KEYS_ROTATED_AT,
+	TOKEN_KEYS_SECRET,
+	TOKEN_KEYS_NATTS
+};
+
+/* idempotency.used_tokens */
+enum
+{
+	USED_TOKENS_EXPIRES_AT,
+	USED_TOKENS_MARKED_AT,
+	USED_TOKENS_ID,
+	USED_TOKENS_REVOKED,
+	USED_TOKENS_NATTS
+};
+
+/* idempotency.token_generations */
+enum
+{
+	GENERATIONS_GENERATION,
+	GENERATIONS_RAISED_AT,
+	GENERATIONS_SUBJECT,
+	GENERATIONS_PURPOSE,
+	GENERATIONS_NATTS
+};
+
+/* idempotency.outbox */
+enum
+{
+	OUTBOX_ID,
+	OUTBOX_DUE,
+	OUTBOX_EMITTED_AT,
+	OUTBOX_PARKED_AT,
+	OUTBOX_ATTEMPT,
+	OUTBOX_TRIES,
+	OUTBOX_STATE,
+	OUTBOX_TOPIC,
+	OUTBOX_KEY,
+	OUTBOX_PAYLOAD,
+	OUTBOX_ERROR,
+	OUTBOX_NATTS
+};
+
+/* idempotency.outbox.state */
+#define EVENT_READY			'r' /* to be handed out */
+#define EVENT_LEASED		'l' /* out, until due */
+#define EVENT_ACKNOWLEDGED	'a' /* done with, to be cleared away */
+#define EVENT_PARKED		'p' /* failed too often */
+
+/* idempotency.machines, which SQL writes */
+enum
+{
+	MACHINES_NAME,
+	MACHINES_DEFINITION
+};
+
+/* one column that the code relies on */
+typedef struct OwnColumn
+{
+	const char *name;
+	Oid			type;
+} OwnColumn;
+
+/* the indexes that we read; every table has the first */
+enum
+{
+	PRIMARY_KEY,
+	KEYS_LEASED = 1,			/* (deadline), of the leases */
+	OUTBOX_BY_DUE = 1,			/* (topic, due) */
+	OUTBOX_BY_KEY = 2,			/* (topic, key, state, id), of events with a
+								 * key */
+	MAX_OWN_INDEXES
+};
+
+/* one index that the code reads: a plain btree, ascending */
+typedef struct OwnIndex
+{
+	bool		unique;
+	int			nkeys;			/* of a primary key at most 2 */
+	int			key[4];			/* columns, from 0 */
+	bool		(*predicate) (Node *clause);	/* NULL: of all rows */
+} OwnIndex;
+
+/* one of our tables */
+typedef struct OwnTable
+{
+	const char *name;
+	const OwnColumn *columns;
+	int			natts;
+	const OwnIndex *indexes;	/* the primary key's first */
+	int			nindexes;
+	RegProcedure equal[2];		/* equality of the primary key's columns */
+	bool		(*in_partial) (const Datum *values);	/* is the row in others? */
+	bool		watched;		/* each change sends a relcache invalidation,
+								 * by a trigger of ours if SQL makes it */
+
+	/* found at first use, until a relcache invalidation */
+	bool		valid;
+	Oid			relid;
+	Oid			found[MAX_OWN_INDEXES]; /* as indexes */
+	bool		other_indexes;	/* has somebody added one? */
+	uint64		changes;		/* such invalidations */
+} OwnTable;
+
+/* tables.c: whether our tables are as the install script made them */
+extern OwnTable ik_keys;
+extern OwnTable ik_outbox;
+extern OwnTable ik_token_keys;
+extern OwnTable ik_used_tokens;
+extern OwnTable ik_token_generations;
+
+extern Relation ik_open_table(OwnTable *table, LOCKMODE lockmode);
+extern Oid	ik_own_index(OwnTable *table, int which);
+extern uint64 ik_table_changes(const OwnTable *table);
+extern Datum ik_announce_change(FunctionCallInfo fcinfo, const char *table);
+
+/* own.c: which objects are ours, and in whose name their tables are written */
+extern Oid	ik_own_relation(const char *name);
+extern Oid	ik_trigger_function(const char *name);
+extern bool ik_is_ours(Oid class, Oid object);
+
+/* who called, while we are the owner of a table */
+typedef struct SavedUser
+{
+	Oid			user;
+	int			context;
+	int			nest;			/* of the settings */
+} SavedUser;
+
+extern void ik_become_owner(Relation rel, int context, SavedUser *saved);
+extern void ik_become_caller(const SavedUser *saved);
+
+/* what a look at one row found */
+typedef enum RowState
+{
+	ROW_ABSENT,					/* no such row */
+	ROW_FOUND,					/* committed, or our own: it is in the slot */
+	ROW_RIVAL					/* a rival is writing or removing it */
+} RowState;
+
+/* one row of ours, by its primary key, and the lock that goes with it */
+typedef struct RowAccess
+{
+	OwnTable   *table;
+	Relation	rel;
+	Relation	index;			/* the primary key's */
+	TupleTableSlot *slot;		/* the row, after ROW_FOUND */
+	Datum		key[2];			/* the primary key's columns, in its order */
+	RowState	state;			/* what the last look found */
+	TransactionId rival;		/* who is in the way, after ROW_RIVAL */
+	uint64		lock_hash;
+	bool		locked;			/* do we hold the lock? */
+} RowAccess;
+
+/* row.c: one row, read and written without SQL */
+extern void ik_open_row(RowAccess *row, OwnTable *table,
+						Datum key1, Datum key2, uint64 lock_hash,
+						LOCKMODE lockmode);
+extern void ik_close_row(RowAccess *row);
+extern RowState ik_try_row(RowAccess *row);
+extern RowState ik_look_at_row(RowAccess *row);
+extern bool ik_wait_for_row(RowAccess *row, TimestampTz give_up);
+extern void ik_lock_row(RowAccess *row);
+extern void ik_unlock_row(RowAccess *row);
+extern bool ik_read_row(RowAccess *row);
+extern TransactionId ik_row_writer(RowAccess *row);
+extern bool ik_read_newest_row(RowAccess *row);
+extern bool ik_row_is_ours(RowAccess *row);
+extern void ik_check_row_visible(RowAccess *row);
+extern void ik_insert_row(RowAccess *row, Datum *values, bool *nulls);
+extern void ik_update_row(RowAccess *row, Datum *values, bool *nulls);
+extern void ik_delete_row(RowAccess *row);
+
+/* lock.c: the lock of a key, and waiting for rivals */
+extern uint64 ik_lock_hash(const text *scope, const text *key);
+extern bool ik_try_lock(uint64 hash);
+extern void ik_unlock(uint64 hash);
+extern bool ik_wait_for_lock(uint64 hash, TimestampTz give_up);
+extern bool ik_wait_for_xact(TransactionId xid, TimestampTz give_up);
+
+/* sample.c: a table as a whole */
+extern double ik_sample(Relation rel,
+						void (*see) (TupleTableSlot *slot, void *arg),
+						void *arg);
+
+/* one kind of row that expires: what a service tells purge */
+typedef struct Purgeable
+{
+	OwnTable   *table;
+	/* has the row in the slot expired? then also the hash of its lock */
+	bool		(*expired) (TupleTableSlot *slot, TimestampTz now, uint64 *hash);
+
+	/*
+	 * Under that lock, what must be done before the row goes; false if it
+	 * cannot be now.  Says whether the transaction has to keep the lock.
+	 */
+	bool		(*prepare) (TupleTableSlot *slot, bool *keep_lock);
+} Purgeable;
+
+#endif							/* IK_STORE_H */

@@ -1,0 +1,474 @@
+/*-------------------------------------------------------------------------
+ *
+ * tables.c
+ *		Our own tables: what the code relies on, and whether they keep to it.
+ *
+ * Writing past the executor is right only for a plain table: no triggers, row
+ * security, checks.  So a table that is not as the install script made it is
+ * refused (55000).  The verdict is kept until a relcache invalidation.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "store/store.h"
+
+#include "access/genam.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/transam.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "nodes/nodeFuncs.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+
+static void examine(OwnTable *table, Relation rel);
+static bool has_our_triggers(OwnTable *table, Relation rel);
+static bool is_plain(OwnTable *table, Relation rel);
+static void examine_indexes(OwnTable *table, Relation rel);
+static bool is_index(Relation index, const OwnIndex *what);
+static bool is_built_in(Relation index, Relation rel);
+static bool has_others_code(Node *node, void *context);
+static bool is_others_function(Oid function, void *context);
+static bool says_leased(Node *clause);
+static bool says_keyed(Node *clause);
+static bool is_leased(const Datum *values);
+static void forget_verdict(Datum arg, Oid relid);
+pg_noreturn static void not_as_made(OwnTable *table);
+
+static const OwnColumn keys_columns[] = {
+	[KEYS_CREATED_AT] = {"created_at", TIMESTAMPTZOID},
+	[KEYS_EXPIRES_AT] = {"expires_at", TIMESTAMPTZOID},
+	[KEYS_STATUS] = {"status", CHAROID},
+	[KEYS_KEY] = {"key", TEXTOID},
+	[KEYS_SCOPE] = {"scope", TEXTOID},
+	[KEYS_RESPONSE] = {"response", TEXTOID},
+	[KEYS_META] = {"meta", JSONBOID},
+	[KEYS_REQUEST] = {"request", JSONBOID},
+	[KEYS_FENCE] = {"fence", INT8OID},
+	[KEYS_DEADLINE] = {"deadline", TIMESTAMPTZOID},
+	[KEYS_ATTEMPT] = {"attempt", INT4OID},
+	[KEYS_CHECKPOINT] = {"checkpoint", TEXTOID},
+	[KEYS_CHECKPOINT_DATA] = {"checkpoint_data", JSONBOID}
+};
+
+static const OwnIndex keys_indexes[] = {
+	{.unique = true,.nkeys = 2,.key = {KEYS_KEY, KEYS_SCOPE}},
+	[KEYS_LEASED] = {.nkeys = 1,.key = {KEYS_DEADLINE},.predicate = says_leased}
+};
+
+OwnTable	ik_keys = {
+	.name = "keys",
+	.columns = keys_columns,
+	.natts = lengthof(keys_columns),
+	.indexes = keys_indexes,
+	.nindexes = lengthof(keys_indexes),
+	.equal = {F_TEXTEQ, F_TEXTEQ},
+	.in_partial = is_leased
+};
+
+static const OwnColumn token_keys_columns[] = {
+	[TOKEN_KEYS_ID] = {"id", INT8OID},
+	[TOKEN_KEYS_CREATED_AT] = {"created_at", TIMESTAMPTZOID},
+	[TOKEN_KEYS_ROTATED_AT] = {"rotated_at", TIMESTAMPTZOID},
+	[TOKEN_KEYS_SECRET] = {"secret", BYTEAOID}
+};
+
+static const OwnIndex token_keys_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {TOKEN_KEYS_ID}}
+};
+
+OwnTable	ik_token_keys = {
+	.name = "token_keys",
+	.columns = token_keys_columns,
+	.natts = lengthof(token_keys_columns),
+	.indexes = token_keys_indexes,
+	.nindexes = lengthof(token_keys_indexes),
+	.equal = {F_INT8EQ},
+	.watched = true
+};
+
+static const OwnColumn used_tokens_columns[] = {
+	[USED_TOKENS_EXPIRES_AT] = {"expires_at", TIMESTAMPTZOID},
+	[USED_TOKENS_MARKED_AT] = {"marked_at", TIMESTAMPTZOID},
+	[USED_TOKENS_ID] = {"id", UUIDOID},
+	[USED_TOKENS_REVOKED] = {"revoked", BOOLOID}
+};
+
+static const OwnIndex used_tokens_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {USED_TOKENS_ID}}
+};
+
+OwnTable	ik_used_tokens = {
+	.name = "used_tokens",
+	.columns = used_tokens_columns,
+	.natts = lengthof(used_tokens_columns),
+	.indexes = used_tokens_indexes,
+	.nindexes = lengthof(used_tokens_indexes),
+	.equal = {F_UUID_EQ}
+};
+
+static const OwnColumn token_generations_columns[] = {
+	[GENERATIONS_GENERATION] = {"generation", INT8OID},
+	[GENERATIONS_RAISED_AT] = {"raised_at", TIMESTAMPTZOID},
+	[GENERATIONS_SUBJECT] = {"subject", TEXTOID},
+	[GENERATIONS_PURPOSE] = {"purpose", TEXTOID}
+};
+
+static const OwnIndex token_generations_indexes[] = {
+	{.unique = true,.nkeys = 2,.key = {GENERATIONS_SUBJECT, GENERATIONS_PURPOSE}}
+};
+
+OwnTable	ik_token_generations = {
+	.name = "token_generations",
+	.columns = token_generations_columns,
+	.natts = lengthof(token_generations_columns),
+	.indexes = token_generations_indexes,
+	.nindexes = lengthof(token_generations_indexes),
+	.equal = {F_TEXTEQ, F_TEXTEQ}
+};
+
+static const OwnColumn outbox_columns[] = {
+	[OUTBOX_ID] = {"id", INT8OID},
+	[OUTBOX_DUE] = {"due", TIMESTAMPTZOID},
+	[OUTBOX_EMITTED_AT] = {"emitted_at", TIMESTAMPTZOID},
+	[OUTBOX_PARKED_AT] = {"parked_at", TIMESTAMPTZOID},
+	[OUTBOX_ATTEMPT] = {"attempt", INT4OID},
+	[OUTBOX_TRIES] = {"tries", INT4OID},
+	[OUTBOX_STATE] = {"state", CHAROID},
+	[OUTBOX_TOPIC] = {"topic", TEXTOID},
+	[OUTBOX_KEY] = {"key", TEXTOID},
+	[OUTBOX_PAYLOAD] = {"payload", JSONBOID},
+	[OUTBOX_ERROR] = {"error", TEXTOID}
+};
+
+static const OwnIndex outbox_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {OUTBOX_ID}},
+	[OUTBOX_BY_DUE] = {.nkeys = 2,.key = {OUTBOX_TOPIC, OUTBOX_DUE}},
+	[OUTBOX_BY_KEY] = {.nkeys = 4,.key = {OUTBOX_TOPIC, OUTBOX_KEY, OUTBOX_STATE, OUTBOX_ID},.predicate = says_keyed}
+};
+
+OwnTable	ik_outbox = {
+	.name = "outbox",
+	.columns = outbox_columns,
+	.natts = lengthof(outbox_columns),
+	.indexes = outbox_indexes,
+	.nindexes = lengthof(outbox_indexes),
+	.equal = {F_INT8EQ}
+};
+
+static OwnTable *const own_tables[] = {
+	&ik_keys,
+	&ik_outbox,
+	&ik_token_keys,
+	&ik_used_tokens,
+	&ik_token_generations
+};
+
+/* Open one of our tables, as the install script made it; 55000 if it is not. */
+Relation
+ik_open_table(OwnTable *table, LOCKMODE lockmode)
+{
+	static bool callback_registered = false;
+
+	if (!callback_registered)
+	{
+		CacheRegisterRelcacheCallback(forget_verdict, (Datum) 0);
+		callback_registered = true;
+	}
+
+	/* getting the lock also takes in what happened to the table */
+	if (table->valid)
+	{
+		LockRelationOid(table->relid, lockmode);
+		if (table->valid)
+			return relation_open(table->relid, NoLock);
+		UnlockRelationOid(table->relid, lockmode);
+	}
+
+	for (;;)
+	{
+		Relation	rel = try_relation_open(ik_own_relation(table->name),
+											lockmode);
+
+		if (rel != NULL)		/* else it has just been dropped */
+		{
+			examine(table, rel);
+			return rel;
+		}
+	}
+}
+
+/* An index of an open table that we read; 55000 if it is gone. */
+Oid
+ik_own_index(OwnTable *table, int which)
+{
+	if (!OidIsValid(table->found[which]))
+		not_as_made(table);
+	return table->found[which];
+}
+
+/*
+ * How often was the table altered, or a watched one changed, as far as this
+ * backend has heard?  While the count stays, what was read under it is right.
+ */
+uint64
+ik_table_changes(const OwnTable *table)
+{
+	return table->changes;
+}
+
+/*
+ * The work of a trigger function on a table of ours that is watched: have
+ * every session read it anew.  Only on that table: on another one, a trigger
+ * made by hand could do no more than be in the way (39P01).
+ */
+Datum
+ik_announce_change(FunctionCallInfo fcinfo, const char *table)
+{
+	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_AFTER(trigdata->tg_event) ||
+		RelationGetNamespace(trigdata->tg_relation) !=
+		get_func_namespace(fcinfo->flinfo->fn_oid) ||
+		strcmp(RelationGetRelationName(trigdata->tg_relation), table) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired by the triggers of table idempotency.%s",
+						get_func_name(fcinfo->flinfo->fn_oid), table),
+				 errhint("Drop the trigger: it is internal to the extension.")));
+	CacheInvalidateRelcache(trigdata->tg_relation);
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * Is the table as the install script made it?  55000 if not.  The caller's lock
+ * makes the answer good for this call.  It is kept only if no invalidation came
+ * in while we opened the indexes: one of them may be of an index that we have
+ * not seen.
+ */
+static void
+examine(OwnTable *table, Relation rel)
+{
+	uint64		changes;
+
+	table->relid = RelationGetRelid(rel);
+	changes = table->changes;
+	if (!is_plain(table, rel))
+		not_as_made(table);
+	examine_indexes(table, rel);
+	if (!OidIsValid(table->found[PRIMARY_KEY]))
+		not_as_made(table);
+	table->valid = table->changes == changes;
+}
+
+static bool
+has_our_triggers(OwnTable *table, Relation rel)
+{
+	TriggerDesc *triggers = rel->trigdesc;
+
+	if (!table->watched)
+		return triggers == NULL;
+	return triggers != NULL && triggers->numtriggers == 1 &&
+		ik_is_ours(ProcedureRelationId, triggers->triggers[0].tgfoid);
+}
+
+static bool
+is_plain(OwnTable *table, Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	if (rel->rd_rel->relkind != RELKIND_RELATION ||
+		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
+		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
+		!has_our_triggers(table, rel) ||
+		rel->rd_rules != NULL ||
+		rel->rd_rel->relrowsecurity ||
+		rel->rd_rel->relispartition ||
+		rel->rd_rel->relchecks > 0 ||
+		desc->natts < table->natts)
+		return false;
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (i < table->natts)
+		{
+			if (att->attisdropped ||
+				att->atttypid != table->columns[i].type ||
+				strcmp(NameStr(att->attname), table->columns[i].name) != 0)
+				return false;
+		}
+		else if (!att->attisdropped &&
+				 (att->attnotnull || att->atthasdef ||
+				  get_typtype(att->atttypid) == TYPTYPE_DOMAIN))
+			return false;		/* we would write NULL */
+	}
+	return true;
+}
+
+/*
+ * Find the indexes that we read, by what they are, and whether there are more.
+ * Every index must be free of others' code.
+ */
+static void
+examine_indexes(OwnTable *table, Relation rel)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	ListCell   *lc;
+
+	memset(table->found, 0, sizeof(table->found));
+	table->other_indexes = false;
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+		int			i = 0;
+
+		if (!is_built_in(index, rel))
+			not_as_made(table);
+		while (i < table->nindexes &&
+			   (OidIsValid(table->found[i]) ||
+				!is_index(index, &table->indexes[i])))
+			i++;
+		if (i < table->nindexes)
+			table->found[i] = RelationGetRelid(index);
+
+		/* columns that it only includes are not in a RowAccess's key */
+		if (i == table->nindexes || index->rd_index->indnatts > table->indexes[i].nkeys)
+			table->other_indexes = true;
+		index_close(index, AccessShareLock);
+	}
+	list_free(indexes);
+}
+
+static bool
+is_index(Relation index, const OwnIndex *what)
+{
+	Form_pg_index form = index->rd_index;
+	List	   *predicate = RelationGetIndexPredicate(index);
+
+	if (!form->indisvalid || !form->indisready || !form->indimmediate ||
+		(what->unique && !form->indisunique) ||
+		form->indnkeyatts != what->nkeys ||
+		index->rd_rel->relam != BTREE_AM_OID)
+		return false;
+	for (int i = 0; i < what->nkeys; i++)
+		if (form->indkey.values[i] != what->key[i] + 1 ||
+			index->rd_indoption[i] != 0 ||
+			(OidIsValid(index->rd_indcollation[i]) &&
+			 index->rd_indcollation[i] != C_COLLATION_OID))
+			return false;
+	return what->predicate == NULL ? predicate == NIL :
+		list_length(predicate) == 1 && what->predicate(linitial(predicate));
+}
+
+/*
+ * Whose code can run when a row is indexed?  What an index calls runs as our
+ * caller: as whoever claims a key, or as the superuser whose worker purges.
+ * So it is PostgreSQL's alone: operator classes, types, and every function in
+ * an expression or a predicate.
+ */
+static bool
+is_built_in(Relation index, Relation rel)
+{
+	for (int i = 0; i < index->rd_index->indnatts; i++)
+	{
+		AttrNumber	column = index->rd_index->indkey.values[i];
+
+		if (i < index->rd_index->indnkeyatts &&
+			index->rd_opfamily[i] >= FirstNormalObjectId)
+			return false;
+		if (column != InvalidAttrNumber &&
+			TupleDescAttr(RelationGetDescr(rel), column - 1)->atttypid >= FirstNormalObjectId)
+			return false;
+	}
+	return index->rd_rel->relam < FirstNormalObjectId &&
+		!has_others_code((Node *) RelationGetIndexExpressions(index), NULL) &&
+		!has_others_code((Node *) RelationGetIndexPredicate(index), NULL);
+}
+
+static bool
+has_others_code(Node *node, void *context)
+{
+	if (node == NULL)
+		return false;
+	if (!IsA(node, List) &&
+		(exprType(node) >= FirstNormalObjectId ||
+		 check_functions_in_node(node, is_others_function, NULL)))
+		return true;
+	return expression_tree_walker(node, has_others_code, context);
+}
+
+static bool
+is_others_function(Oid function, void *context)
+{
+	return function >= FirstNormalObjectId;
+}
+
+/* status = 'l' */
+static bool
+says_leased(Node *clause)
+{
+	OpExpr	   *op = (OpExpr *) clause;
+	Var		   *var;
+	Const	   *value;
+
+	if (!IsA(op, OpExpr) || op->opfuncid != F_CHAREQ)
+		return false;
+	var = linitial(op->args);
+	value = lsecond(op->args);
+	return IsA(var, Var) && var->varattno == KEYS_STATUS + 1 &&
+		IsA(value, Const) && !value->constisnull &&
+		DatumGetChar(value->constvalue) == STATUS_LEASED;
+}
+
+/* key IS NOT NULL */
+static bool
+says_keyed(Node *clause)
+{
+	NullTest   *test = (NullTest *) clause;
+
+	return IsA(test, NullTest) && test->nulltesttype == IS_NOT_NULL &&
+		IsA(test->arg, Var) && ((Var *) test->arg)->varattno == OUTBOX_KEY + 1;
+}
+
+static bool
+is_leased(const Datum *values)
+{
+	return DatumGetChar(values[KEYS_STATUS]) == STATUS_LEASED;
+}
+
+/* Relcache callback: marks, and neither frees nor looks anything up. */
+static void
+forget_verdict(Datum arg, Oid relid)
+{
+	for (int i = 0; i < lengthof(own_tables); i++)
+	{
+		OwnTable   *table = own_tables[i];
+		bool		concerned = !OidIsValid(relid) || table->relid == relid;
+
+		for (int n = 0; n < table->nindexes && !concerned; n++)
+			concerned = table->found[n] == relid;
+		if (concerned)
+		{
+			table->valid = false;
+			table->changes++;
+		}
+	}
+}
+
+static void
+not_as_made(OwnTable *table)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table idempotency.%s is not as the extension made it",
+					table->name),
+			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, columns that are NOT NULL, have a default or are of a domain, indexes with functions, operator classes or types that are not built in) and restore its own indexes, or create the extension again.")));
+}

@@ -1,0 +1,150 @@
+/*-------------------------------------------------------------------------
+ *
+ * fence.c
+ *		A fence on the resource: no UPDATE by a holder who was superseded.
+ *
+ * Two triggers, both BEFORE UPDATE:
+ *
+ *		UPDATE OF fence ... guard_fence()
+ *				its column list tells the fence column; refuses NULL, and a
+ *				fence lower than the row's
+ *		UPDATE ... guard_fence()
+ *				refuses an UPDATE that does not assign the column
+ *
+ * The column list follows a renamed column through dump and restore, which an
+ * argument with its name would not.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "table/table.h"
+
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "commands/trigger.h"
+#include "utils/lsyscache.h"
+
+PG_FUNCTION_INFO_V1(idempotency_attach_fence);
+PG_FUNCTION_INFO_V1(idempotency_detach_fence);
+PG_FUNCTION_INFO_V1(idempotency_guard_fence);
+
+static void check_fence(TriggerData *trigdata, AttrNumber column);
+static void check_assigned(TriggerData *trigdata, const TableInfo *table);
+
+/*
+ * attach_fence(rel, fence_column): guard a table that the caller owns.
+ * Nothing may be NULL.  Errors: 0A000 for a table or column that cannot be
+ * guarded, 42710 attached already, 42804 not a bigint.
+ */
+Datum
+idempotency_attach_fence(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = ik_open_owned(fcinfo, &column);
+
+	ik_check_attachable(rel, column, GUARD_FENCE);
+	ik_check_bigint(rel, column);
+	if (ik_find_trigger(rel, "guard_fence", column, 0) != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("column \"%s\" is a fence already",
+						get_attname(RelationGetRelid(rel), column, false)),
+				 errhint("Call idempotency.detach_fence() if it should be none.")));
+
+	ik_create_trigger(rel, "zz_IK_fence", "BEFORE UPDATE", column,
+					  "idempotency.guard_fence()");
+	if (ik_find_trigger(rel, "guard_fence", InvalidAttrNumber, 0) == NULL)
+		ik_create_trigger(rel, "zz_IK_fence_assigned", "BEFORE UPDATE",
+						  InvalidAttrNumber,
+						  "idempotency.guard_fence()");
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/* detach_fence(rel, fence_column): IK007 if it is none. */
+Datum
+idempotency_detach_fence(PG_FUNCTION_ARGS)
+{
+	AttrNumber	column;
+	Relation	rel = ik_open_owned(fcinfo, &column);
+	const Trigger *trigger = ik_find_trigger(rel, "guard_fence",
+											 column, 0);
+	bool		last = true;
+
+	if (trigger == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("column \"%s\" is not a fence of table \"%s\"",
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel)),
+				 errhint("What is attached shows in \\d as triggers that call idempotency.guard_fence().")));
+	ik_drop_trigger(rel, trigger);
+
+	for (AttrNumber other = 1; other <= RelationGetNumberOfAttributes(rel); other++)
+		if (ik_find_trigger(rel, "guard_fence", other, 0) != NULL)
+			last = false;
+	trigger = ik_find_trigger(rel, "guard_fence", InvalidAttrNumber, 0);
+	if (last && trigger != NULL)
+		ik_drop_trigger(rel, trigger);
+	table_close(rel, NoLock);
+	PG_RETURN_VOID();
+}
+
+/* The trigger function; see the head of this file. */
+Datum
+idempotency_guard_fence(PG_FUNCTION_ARGS)
+{
+	const TableInfo *table = ik_fired_on(fcinfo, GUARD_FENCE);
+	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+	const Trigger *trigger = trigdata->tg_trigger;
+
+	if (trigger->tgnattr == 0)
+		check_assigned(trigdata, table);
+	else if (bms_is_member(trigger->tgattr[0] - FirstLowInvalidHeapAttributeNumber,
+						   table->fences))
+		check_fence(trigdata, trigger->tgattr[0]);
+	else
+		ik_refuse_trigger(GUARD_FENCE, trigdata->tg_relation,
+						  trigger->tgname);
+	return PointerGetDatum(trigdata->tg_newtuple);
+}
+
+/* IK002 for a fence that is NULL or lower than the row's. */
+static void
+check_fence(TriggerData *trigdata, AttrNumber column)
+{
+	bool		new_null;
+	bool		old_null;
+	Datum		new = slot_getattr(trigdata->tg_newslot, column, &new_null);
+	Datum		old = slot_getattr(trigdata->tg_trigslot, column, &old_null);
+
+	if (new_null)
+		ereport(ERROR,
+				(errcode(ERRCODE_STALE_FENCE),
+				 errmsg("fence must not be null"),
+				 errhint("Set the fence column to the fence that lease() or acquire_lock() returned."),
+				 errtablecol(trigdata->tg_relation, column)));
+	if (!old_null && DatumGetInt64(new) < DatumGetInt64(old))
+		ereport(ERROR,
+				(errcode(ERRCODE_STALE_FENCE),
+				 errmsg("fence has been superseded"),
+				 errdetail("The row was written with a higher fence since."),
+				 errhint("Roll back: somebody else holds the lease or the lock."),
+				 errtablecol(trigdata->tg_relation, column)));
+}
+
+/* IK002 for an UPDATE that does not assign every fence of the table. */
+static void
+check_assigned(TriggerData *trigdata, const TableInfo *table)
+{
+	Bitmapset  *unassigned;
+
+	if (bms_is_subset(table->fences, trigdata->tg_updatedcols))
+		return;
+	unassigned = bms_difference(table->fences, trigdata->tg_updatedcols);
+	ereport(ERROR,
+			(errcode(ERRCODE_STALE_FENCE),
+			 errmsg("update does not assign the fence"),
+			 errhint("Set the fence column to the fence that lease() or acquire_lock() returned."),
+			 errtablecol(trigdata->tg_relation,
+						 bms_next_member(unassigned, -1) + FirstLowInvalidHeapAttributeNumber)));
+}

@@ -1,0 +1,711 @@
+/*-------------------------------------------------------------------------
+ *
+ * update.c
+ *		The guarded update: compare-and-set on a row of a caller's table.
+ *
+ * A guarded update is one UPDATE with the primary key and the expected state,
+ * or version, in its WHERE.  It runs through SPI as the caller, under the
+ * caller's privileges, row security and triggers, from a plan that is kept per
+ * table, column and set of changed columns, as ri_triggers.c keeps its plans.
+ * What the column holds is the business of the hooks.
+ *
+ * One row updated: applied.  None: the reason is found out, never guessed.
+ *
+ *		SELECT						no row: not found
+ *									another state: decide anew by it
+ *									the expected one: go on
+ *		SELECT FOR NO KEY UPDATE	a row: repeat the UPDATE under its lock,
+ *									and if that updates none, a trigger
+ *									suppressed it
+ *									no row: go on
+ *		SELECT						the same version of the row: row security
+ *									forbids to update it
+ *									else: somebody was faster, start over
+ *
+ * Which version of the row it is (ctid, tableoid) is read only once a first
+ * round came to the last step: whoever has privileges on the key and the state
+ * alone, and not on the table, gets every other answer without it.
+ *
+ * Each statement has its own snapshot under READ COMMITTED.  Above it a lost
+ * race ends in 40001 at the first UPDATE or lock.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "table/table.h"
+
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/json.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+
+/* sets of changed columns whose plans are kept per table and column */
+#define MAX_PLANS 64
+
+typedef enum PlanKind
+{
+	PLAN_UPDATE,
+	PLAN_LOOK,
+	PLAN_IDENTIFY,				/* a look that also tells the row's version */
+	PLAN_LOCK
+} PlanKind;
+
+typedef struct PlanKey
+{
+	Oid			relid;
+	int16		column;
+	int16		kind;
+} PlanKey;
+
+/* one kept plan; only those of UPDATE have changed columns */
+typedef struct KeptPlan
+{
+	struct KeptPlan *next;
+	SPIPlanPtr	plan;
+	int			running;		/* how often, up the stack: do not free it */
+	int			nchanged;
+	AttrNumber	changed[FLEXIBLE_ARRAY_MEMBER];
+} KeptPlan;
+
+typedef struct CachedPlans
+{
+	PlanKey		key;
+	KeptPlan   *plans;
+} CachedPlans;
+
+static HTAB *plan_cache = NULL;
+
+const GuardedUpdate *ik_running_update = NULL;
+
+pg_noreturn static void read_only(void);
+static void read_key(GuardedUpdate *update, Oid type, Datum id);
+static char *example_of_id(const GuardedUpdate *update);
+static Datum key_from_value(const KeyColumn *key, Oid type, Datum value);
+static Datum key_from_json(const KeyColumn *key, const JsonbValue *value);
+static bool attempt(GuardedUpdate *update);
+static bool look(GuardedUpdate *update, PlanKind kind);
+static void execute(GuardedUpdate *update, PlanKind kind);
+static int	run_plan(KeptPlan *kept, Datum *values, const char *nulls,
+					 const GuardedUpdate *running);
+static KeptPlan *get_plan(GuardedUpdate *update, PlanKind kind);
+static SPIPlanPtr build_plan(GuardedUpdate *update, PlanKind kind);
+static void append_where(StringInfo buf, const GuardedUpdate *update);
+static Form_pg_attribute column_attr(const GuardedUpdate *update,
+									 AttrNumber column);
+static const char *column_name(const GuardedUpdate *update, AttrNumber column);
+static bool is_expected(const GuardedUpdate *update);
+
+static const char *const outcome_names[] = {
+	[UPDATE_APPLIED] = "applied",
+	[UPDATE_ALREADY] = "already",
+	[UPDATE_CONFLICT] = "conflict",
+	[UPDATE_NOT_FOUND] = "not_found",
+	[UPDATE_NOT_PERMITTED] = "not_permitted",
+	[UPDATE_SUPPRESSED] = "suppressed"
+};
+
+/*
+ * Begin a guarded update with the table and the id in the first two arguments:
+ * lock the table as an UPDATE does, and convert the id to its primary key.
+ * 39P01 if a trigger of the kind that it relies on was made by hand.
+ */
+void
+ik_open_update(GuardedUpdate *update, const UpdateHooks *hooks,
+			   FunctionCallInfo fcinfo)
+{
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("table and id must not be null")));
+	/* in recovery, not even the table's lock can be had */
+	if (RecoveryInProgress())
+		read_only();
+
+	memset(update, 0, sizeof(*update));
+	update->hooks = hooks;
+	update->context = CurrentMemoryContext;
+	update->rel = ik_open_users_table(PG_GETARG_OID(0),
+									  RowExclusiveLock);
+	if (XactReadOnly && !RelationUsesLocalBuffers(update->rel))
+		read_only();
+	/* The lock reads invalidations only if it is this transaction's first. */
+	AcceptInvalidationMessages();
+	update->table = ik_table_info(update->rel);
+	ik_check_guards(update->rel, update->table, hooks->kind);
+	if (update->table->nkeys > 0)
+		read_key(update, ik_argument_type(fcinfo, 1),
+				 PG_GETARG_DATUM(1));
+}
+
+/*
+ * The columns that an argument of type jsonb sets further, and their values as
+ * the columns' types take them from JSON; NULL and {} set none.  22023 if it
+ * is no object or sets the guarded column, 42703 if a column does not exist,
+ * and what the types say about a value.
+ *
+ * The values become parameters of the UPDATE, so that it names no type: the
+ * caller may lack USAGE on a type's schema, as for an UPDATE by hand, and the
+ * type may be renamed.
+ */
+void
+ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
+				int arg)
+{
+	Jsonb	   *changes;
+	JsonbIterator *it;
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	TupleDesc	columns;
+
+	if (PG_ARGISNULL(arg))
+		return;
+	changes = PG_GETARG_JSONB_P(arg);
+	if (!JB_ROOT_IS_OBJECT(changes))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("changes must be an object from columns to values"),
+				 errhint("Build it with jsonb_build_object('column', value, ...).")));
+	if (JB_ROOT_COUNT(changes) == 0)
+		return;
+	update->changed = palloc(JB_ROOT_COUNT(changes) * sizeof(AttrNumber));
+	columns = CreateTemplateTupleDesc(JB_ROOT_COUNT(changes));
+
+	it = JsonbIteratorInit(&changes->root);
+	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
+	{
+		char	   *name;
+		AttrNumber	column;
+		Form_pg_attribute attr;
+
+		if (token != WJB_KEY)
+			continue;
+		name = pnstrdup(value.val.string.val, value.val.string.len);
+		column = get_attnum(RelationGetRelid(update->rel), name);
+		if (column <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("column \"%s\" of table \"%s\" does not exist",
+							name, RelationGetRelationName(update->rel)),
+					 errhint("The members of changes are named for columns.")));
+		if (column == update->column)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("changes cannot set column \"%s\"", name),
+					 errhint("This column is what the call itself sets.")));
+		update->changed[update->nchanged++] = column;
+		attr = column_attr(update, column);
+		TupleDescInitEntry(columns, update->nchanged, name, attr->atttypid,
+						   attr->atttypmod, attr->attndims);
+	}
+	TupleDescFinalize(columns);
+
+	update->changes = palloc(update->nchanged * sizeof(Datum));
+	update->changes_null = palloc(update->nchanged * sizeof(bool));
+	ik_from_json(changes, columns, update->changes,
+				 update->changes_null);
+}
+
+/* Carry it out; see the head of this file.  update->current is the row's. */
+UpdateOutcome
+ik_guarded_update(GuardedUpdate *update)
+{
+	UpdateOutcome outcome = UPDATE_APPLIED;
+	PlanKind	kind = PLAN_LOOK;
+
+	SPI_connect();
+	for (;;)
+	{
+		ItemPointerData tid;
+		Oid			partition;
+
+		CHECK_FOR_INTERRUPTS();
+		if (update->decided && attempt(update))
+			break;
+
+		if (!look(update, kind))
+		{
+			outcome = UPDATE_NOT_FOUND;
+			break;
+		}
+		if (!update->decided || !is_expected(update))
+		{
+			outcome = update->hooks->decide(update);
+			if (outcome != UPDATE_APPLIED)
+				break;
+			continue;
+		}
+
+		tid = update->tid;
+		partition = update->partition;
+		if (look(update, PLAN_LOCK))
+		{
+			if (!is_expected(update))
+				continue;
+			if (!attempt(update))
+				outcome = UPDATE_SUPPRESSED;
+			break;
+		}
+		if (kind == PLAN_LOOK)
+		{
+			kind = PLAN_IDENTIFY;
+			continue;
+		}
+		if (!look(update, PLAN_IDENTIFY))
+		{
+			outcome = UPDATE_NOT_FOUND;
+			break;
+		}
+		if (partition == update->partition &&
+			ItemPointerEquals(&tid, &update->tid))
+		{
+			outcome = UPDATE_NOT_PERMITTED;
+			break;
+		}
+	}
+	SPI_finish();
+	return outcome;
+}
+
+Datum
+ik_outcome_datum(UpdateOutcome outcome)
+{
+	return CStringGetTextDatum(outcome_names[outcome]);
+}
+
+/* 42P10 for a table without a primary key. */
+void
+ik_check_primary_key(const GuardedUpdate *update)
+{
+	if (update->table->nkeys == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
+				 errmsg("table \"%s\" has no primary key",
+						RelationGetRelationName(update->rel)),
+				 errhint("Add a primary key: rows are told apart by it.")));
+}
+
+/* The name of the column that holds the state or the version. */
+const char *
+ik_updated_column(const GuardedUpdate *update)
+{
+	return column_name(update, update->column);
+}
+
+static void
+read_only(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+			 errmsg("cannot update a row in a read-only transaction"),
+			 errhint("Call it in a read-write transaction on the primary.")));
+}
+
+/* The caller's id as values of the primary key's columns. */
+static void
+read_key(GuardedUpdate *update, Oid type, Datum id)
+{
+	const TableInfo *table = update->table;
+	Jsonb	   *object;
+
+	update->key = palloc(table->nkeys * sizeof(Datum));
+	if (table->nkeys == 1 && type != JSONBOID)
+	{
+		update->key[0] = key_from_value(&table->keys[0], type, id);
+		return;
+	}
+	if (table->nkeys == 1 && table->keys[0].type == JSONBOID)
+	{
+		update->key[0] = id;
+		return;
+	}
+
+	if (type == JSONBOID)
+		object = DatumGetJsonbP(id);
+	else
+	{
+		Oid			output;
+		bool		isvarlena;
+
+		getTypeOutputInfo(type, &output, &isvarlena);
+		object = DatumGetJsonbP(DirectFunctionCall1(jsonb_in,
+													CStringGetDatum(OidOutputFunctionCall(output, id))));
+	}
+
+	if (table->nkeys == 1 && JB_ROOT_IS_SCALAR(object))
+	{
+		update->key[0] = key_from_json(&table->keys[0],
+									   getIthJsonbValueFromContainer(&object->root, 0));
+		return;
+	}
+	if (!JB_ROOT_IS_OBJECT(object) || JB_ROOT_COUNT(object) != table->nkeys)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("id must be an object with the columns of the primary key of table \"%s\"",
+						RelationGetRelationName(update->rel)),
+				 errhint("It is like %s.", example_of_id(update))));
+	for (int i = 0; i < table->nkeys; i++)
+	{
+		const char *name = column_name(update, table->keys[i].column);
+		JsonbValue *value = getKeyJsonValueFromContainer(&object->root, name,
+														 strlen(name), NULL);
+
+		if (value == NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("id has no member \"%s\"", name),
+					 errhint("The members of id are the columns of the primary key.")));
+		update->key[i] = key_from_json(&table->keys[i], value);
+	}
+}
+
+/* For a hint: the members that an id must have, as in {"a": ..., "b": ...}. */
+static char *
+example_of_id(const GuardedUpdate *update)
+{
+	StringInfoData buf;
+
+	initStringInfo(&buf);
+	for (int i = 0; i < update->table->nkeys; i++)
+	{
+		appendStringInfoString(&buf, i == 0 ? "{" : ", ");
+		escape_json(&buf, column_name(update, update->table->keys[i].column));
+		appendStringInfoString(&buf, ": ...");
+	}
+	appendStringInfoChar(&buf, '}');
+	return buf.data;
+}
+
+/* A value of any type as one of the key's type, through text if need be. */
+static Datum
+key_from_value(const KeyColumn *key, Oid type, Datum value)
+{
+	char	   *string;
+
+	if (type == key->type || getBaseType(type) == key->type)
+		return value;
+	if (type == INT4OID && key->type == INT8OID)
+		return Int64GetDatum(DatumGetInt32(value));
+	if (type == TEXTOID)
+		string = TextDatumGetCString(value);
+	else
+	{
+		Oid			output;
+		bool		isvarlena;
+
+		getTypeOutputInfo(type, &output, &isvarlena);
+		string = OidOutputFunctionCall(output, value);
+	}
+	return InputFunctionCall(unconstify(FmgrInfo *, &key->input), string,
+							 key->ioparam, -1);
+}
+
+/* A JSON scalar as a value of the key's type. */
+static Datum
+key_from_json(const KeyColumn *key, const JsonbValue *value)
+{
+	char	   *string;
+
+	switch (value->type)
+	{
+		case jbvString:
+			string = pnstrdup(value->val.string.val, value->val.string.len);
+			break;
+		case jbvNumeric:
+			string = DatumGetCString(DirectFunctionCall1(numeric_out,
+														 NumericGetDatum(value->val.numeric)));
+			break;
+		case jbvBool:
+			string = value->val.boolean ? "true" : "false";
+			break;
+		case jbvNull:
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("id must not contain null")));
+			break;
+		default:
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("id must not contain an array or an object")));
+	}
+	return InputFunctionCall(unconstify(FmgrInfo *, &key->input), string,
+							 key->ioparam, -1);
+}
+
+/* One UPDATE.  True: it updated the row, and the row is as it should be. */
+static bool
+attempt(GuardedUpdate *update)
+{
+	/* what SPI does anyway, early enough for us to know the number */
+	CommandCounterIncrement();
+	update->command = GetCurrentCommandId(false);
+	execute(update, PLAN_UPDATE);
+	if (SPI_processed > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_CARDINALITY_VIOLATION),
+				 errmsg("more than one row of table \"%s\" has this id",
+						RelationGetRelationName(update->rel)),
+				 errhint("A primary key does not reach over tables that inherit from this one.")));
+	if (SPI_processed == 0)
+		return false;
+	if (update->hooks->check_stored)
+		update->hooks->check_stored(update);
+	return true;
+}
+
+/* One SELECT, locking or not.  False: no row, or row security hides it. */
+static bool
+look(GuardedUpdate *update, PlanKind kind)
+{
+	bool		isnull;
+
+	execute(update, kind);
+	if (SPI_processed == 0)
+		return false;
+	if (kind == PLAN_IDENTIFY)
+	{
+		update->tid = *(ItemPointer) DatumGetPointer(SPI_getbinval(SPI_tuptable->vals[0],
+																   SPI_tuptable->tupdesc,
+																   2, &isnull));
+		update->partition = DatumGetObjectId(SPI_getbinval(SPI_tuptable->vals[0],
+														   SPI_tuptable->tupdesc, 3,
+														   &isnull));
+	}
+	SPI_freetuptable(SPI_tuptable);
+	return true;
+}
+
+/* Run a kept plan; the first column of its row becomes update->current. */
+static void
+execute(GuardedUpdate *update, PlanKind kind)
+{
+	int			nkeys = update->table->nkeys;
+	int			nargs = nkeys + 2 + update->nchanged;
+	Datum	   *values = palloc(nargs * sizeof(Datum));
+	char	   *nulls = palloc(nargs);
+	int			result;
+
+	Assert(update->key != NULL);
+	/* what is not given is null, used or not: extensions log the parameters */
+	memset(nulls, ' ', nargs);
+	if (!update->decided)
+		nulls[nkeys] = nulls[nkeys + 1] = 'n';
+	memcpy(values, update->key, nkeys * sizeof(Datum));
+	values[nkeys] = update->expected;
+	values[nkeys + 1] = update->target;
+	for (int i = 0; i < update->nchanged; i++)
+	{
+		values[nkeys + 2 + i] = update->changes[i];
+		if (update->changes_null[i])
+			nulls[nkeys + 2 + i] = 'n';
+	}
+
+	result = run_plan(get_plan(update, kind), values, nulls,
+					  kind == PLAN_UPDATE ? update : NULL);
+	if (result < 0)
+		elog(ERROR, "SPI_execute_plan failed: %s",
+			 SPI_result_code_string(result));
+
+	if (SPI_processed > 0)
+	{
+		Form_pg_attribute attr = TupleDescAttr(SPI_tuptable->tupdesc, 0);
+		MemoryContext old = MemoryContextSwitchTo(update->context);
+
+		update->current = SPI_getbinval(SPI_tuptable->vals[0],
+										SPI_tuptable->tupdesc, 1,
+										&update->isnull);
+		if (!update->isnull)
+			update->current = datumCopy(update->current, attr->attbyval,
+										attr->attlen);
+		MemoryContextSwitchTo(old);
+	}
+}
+
+/* The innermost update is known while its statement runs, triggers and all. */
+static int
+run_plan(KeptPlan *kept, Datum *values, const char *nulls,
+		 const GuardedUpdate *running)
+{
+	const GuardedUpdate *outer = ik_running_update;
+	int			result = 0;
+
+	kept->running++;
+	ik_running_update = running;
+	PG_TRY();
+	{
+		result = SPI_execute_plan(kept->plan, values, nulls, false, 0);
+	}
+	PG_FINALLY();
+	{
+		ik_running_update = outer;
+		kept->running--;
+	}
+	PG_END_TRY();
+	return result;
+}
+
+/*
+ * The kept plan for this update.  One that an invalidation has hit is built
+ * again from its text, which has names in it, by which other columns may go
+ * by now.  Even so if it is running up the stack: a table that is in use cannot
+ * be altered, but renamed it can be, and so can its columns.  That one is freed
+ * when it is met again after it has run.
+ */
+static KeptPlan *
+get_plan(GuardedUpdate *update, PlanKind kind)
+{
+	PlanKey		key = {RelationGetRelid(update->rel), update->column, kind};
+	int			nchanged = kind == PLAN_UPDATE ? update->nchanged : 0;
+	CachedPlans *entry;
+	KeptPlan  **link;
+	KeptPlan   *kept;
+	SPIPlanPtr	plan;
+	int			count = 0;
+	bool		found;
+
+	if (plan_cache == NULL)
+	{
+		HASHCTL		ctl = {.keysize = sizeof(PlanKey),.entrysize = sizeof(CachedPlans)};
+
+		plan_cache = hash_create("idempotency plans", 16, &ctl,
+								 HASH_ELEM | HASH_BLOBS);
+	}
+	entry = hash_search(plan_cache, &key, HASH_ENTER, &found);
+	if (!found)
+		entry->plans = NULL;
+
+	for (link = &entry->plans; (kept = *link) != NULL;)
+	{
+		bool		same = kept->nchanged == nchanged &&
+		(nchanged == 0 ||
+		 memcmp(kept->changed, update->changed, nchanged * sizeof(AttrNumber)) == 0);
+
+		if (same && SPI_plan_is_valid(kept->plan))
+			return kept;
+		if (kept->running == 0 && (same || ++count >= MAX_PLANS))
+		{
+			*link = kept->next;
+			SPI_freeplan(kept->plan);
+			pfree(kept);
+		}
+		else
+			link = &kept->next;
+	}
+
+	/* what may fail comes first */
+	plan = build_plan(update, kind);
+	kept = MemoryContextAlloc(TopMemoryContext,
+							  offsetof(KeptPlan, changed) + nchanged * sizeof(AttrNumber));
+	SPI_keepplan(plan);
+	kept->plan = plan;
+	kept->running = 0;
+	kept->nchanged = nchanged;
+	if (nchanged > 0)
+		memcpy(kept->changed, update->changed, nchanged * sizeof(AttrNumber));
+	kept->next = entry->plans;
+	entry->plans = kept;
+	return kept;
+}
+
+/*
+ * The statements.  Their parameters: the key's columns, then the expected
+ * state, the target and the changes.
+ */
+static SPIPlanPtr
+build_plan(GuardedUpdate *update, PlanKind kind)
+{
+	const TableInfo *table = update->table;
+	int			n = table->nkeys;
+	int			nchanged = kind == PLAN_UPDATE ? update->nchanged : 0;
+	const char *column = quote_identifier(ik_updated_column(update));
+	Oid		   *types = palloc((n + 2 + nchanged) * sizeof(Oid));
+	const char *comparison = NULL;
+	StringInfoData buf;
+	SPIPlanPtr	plan;
+
+	for (int i = 0; i < n; i++)
+		types[i] = table->keys[i].type;
+	types[n] = types[n + 1] = update->type;
+
+	initStringInfo(&buf);
+	if (kind == PLAN_UPDATE)
+	{
+		appendStringInfo(&buf, "UPDATE %s AS t SET %s = $%d",
+						 ik_quoted_name(update->rel), column, n + 2);
+		for (int i = 0; i < nchanged; i++)
+		{
+			types[n + 2 + i] = column_attr(update, update->changed[i])->atttypid;
+			appendStringInfo(&buf, ", %s = $%d",
+							 quote_identifier(column_name(update, update->changed[i])),
+							 n + 3 + i);
+		}
+		append_where(&buf, update);
+
+		if (update->hooks->comparison)
+			comparison = update->hooks->comparison(update, column, n + 1);
+		if (comparison == NULL)
+			comparison = psprintf("t.%s OPERATOR(pg_catalog.=) $%d", column, n + 1);
+		appendStringInfo(&buf, " AND %s", comparison);
+		appendStringInfo(&buf, " RETURNING t.%s", column);
+	}
+	else
+	{
+		appendStringInfo(&buf, "SELECT t.%s%s FROM %s AS t", column,
+						 kind == PLAN_IDENTIFY ? ", t.ctid, t.tableoid" : "",
+						 ik_quoted_name(update->rel));
+		append_where(&buf, update);
+		if (kind == PLAN_LOCK)
+			appendStringInfoString(&buf, " FOR NO KEY UPDATE OF t");
+	}
+
+	plan = SPI_prepare(buf.data, n + 2 + nchanged, types);
+	if (plan == NULL)
+		elog(ERROR, "SPI_prepare failed: %s: %s",
+			 SPI_result_code_string(SPI_result), buf.data);
+	pfree(buf.data);
+	pfree(types);
+	return plan;
+}
+
+static void
+append_where(StringInfo buf, const GuardedUpdate *update)
+{
+	for (int i = 0; i < update->table->nkeys; i++)
+	{
+		const KeyColumn *key = &update->table->keys[i];
+		char	   *column = psprintf("t.%s", quote_identifier(column_name(update, key->column)));
+
+		appendStringInfoString(buf, i == 0 ? " WHERE " : " AND ");
+		ik_append_equality(buf, column, key->equality,
+						   psprintf("$%d", i + 1),
+						   column_attr(update, key->column)->atttypid);
+	}
+}
+
+static Form_pg_attribute
+column_attr(const GuardedUpdate *update, AttrNumber column)
+{
+	return TupleDescAttr(RelationGetDescr(update->rel), column - 1);
+}
+
+static const char *
+column_name(const GuardedUpdate *update, AttrNumber column)
+{
+	return NameStr(column_attr(update, column)->attname);
+}
+
+/* Is the row, as last seen, as the attempt expects it? */
+static bool
+is_expected(const GuardedUpdate *update)
+{
+	return !update->isnull && update->hooks->is_expected(update);
+}

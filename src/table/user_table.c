@@ -1,0 +1,186 @@
+/*-------------------------------------------------------------------------
+ *
+ * user_table.c
+ *		Tables of callers: opened, and judged whether something can be attached.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "table/table.h"
+
+#include "access/relation.h"
+#include "access/sysattr.h"
+#include "access/table.h"
+#include "catalog/partition.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "rewrite/prs2lock.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+
+/*
+ * Open a table that a caller named.  Errors: 42P01 if there is none, or not any
+ * more; 42809 for an index or a composite type.
+ */
+Relation
+ik_open_users_table(Oid relid, LOCKMODE lockmode)
+{
+	Relation	rel = try_table_open(relid, lockmode);
+
+	if (rel == NULL)
+		ik_no_such_table(relid);
+	return rel;
+}
+
+void
+ik_no_such_table(Oid relid)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_TABLE),
+			 errmsg("relation with OID %u does not exist", relid),
+			 errhint("The statement was planned before the table was dropped: prepare it anew.")));
+}
+
+/*
+ * The table in the first argument, which the caller must own, and the number
+ * of the column in the second.  Locked, with its partitions, as CREATE TRIGGER
+ * does: no writer is under way, and none begins before we commit.
+ */
+Relation
+ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
+{
+	Oid			relid;
+	Relation	rel;
+
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("table and column must not be null")));
+	/* in recovery, not even the table's lock can be had */
+	ik_refuse_to_write(psprintf("idempotency.%s()",
+								get_func_name(fcinfo->flinfo->fn_oid)));
+	relid = PG_GETARG_OID(0);
+	if (get_rel_relkind(relid) == '\0')
+		ik_no_such_table(relid);
+	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER,
+					   get_relkind_objtype(get_rel_relkind(relid)),
+					   get_rel_name(relid));
+
+	rel = try_relation_open(relid, ShareRowExclusiveLock);
+	if (rel == NULL)
+		ik_no_such_table(relid);
+	if (rel->rd_rel->relkind != RELKIND_RELATION &&
+		rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("\"%s\" is not a table", RelationGetRelationName(rel)),
+				 errhint("Attach to the table that the rows are stored in.")));
+	(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
+
+	*column = get_attnum(relid, NameStr(*PG_GETARG_NAME(1)));
+	if (*column <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("column \"%s\" of table \"%s\" does not exist",
+						NameStr(*PG_GETARG_NAME(1)),
+						RelationGetRelationName(rel)),
+				 errhint("Name a column of the table, in its case, or add it first.")));
+	return rel;
+}
+
+/*
+ * Refuse what a guarded update, or the trigger behind it, could not keep its
+ * promise on, 0A000, and a table with a trigger of that kind which was made by
+ * hand, 39P01.
+ */
+void
+ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
+{
+	Oid			relid = RelationGetRelid(rel);
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+	List	   *children;
+	ListCell   *lc;
+
+	ik_check_guards(rel, ik_table_info(rel), kind);
+	if (rel->rd_rel->relispartition)
+		ik_refuse_table(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
+						psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
+								 get_rel_name(llast_oid(get_partition_ancestors(relid)))));
+	/* not has_subclass(): that is true until VACUUM once there was a child */
+	children = find_all_inheritors(relid, NoLock, NULL);
+	if (rel->rd_rel->relkind == RELKIND_RELATION &&
+		(list_length(children) > 1 || has_superclass(relid)))
+		ik_refuse_table(psprintf("table \"%s\" has inheritance parents or children",
+								 RelationGetRelationName(rel)),
+						"Use a partitioned table.");
+	for (int i = 0; rel->rd_rules != NULL && i < rel->rd_rules->numLocks; i++)
+		if (rel->rd_rules->rules[i]->event == CMD_UPDATE)
+			ik_refuse_table(psprintf("table \"%s\" has a rule on UPDATE",
+									 RelationGetRelationName(rel)),
+							"Drop the rule, or use a trigger in its place.");
+	if (attr->attgenerated || attr->attidentity)
+		ik_refuse_table(psprintf("column \"%s\" is generated", NameStr(attr->attname)),
+						"Use a column that an UPDATE can set.");
+
+	foreach(lc, children)
+	{
+		Relation	part = table_open(lfirst_oid(lc), NoLock);
+		AttrNumber	here = get_attnum(RelationGetRelid(part),
+									  NameStr(attr->attname));
+		Bitmapset  *columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
+
+		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
+			ik_refuse_table(psprintf("partition \"%s\" is a foreign table",
+									 RelationGetRelationName(part)),
+							"Detach the partition: its server would not fire the triggers.");
+		if (part->rd_rel->relkind == RELKIND_PARTITIONED_TABLE &&
+			has_partition_attrs(part, columns, NULL))
+			ik_refuse_table(psprintf("column \"%s\" is in the partition key of table \"%s\"",
+									 NameStr(attr->attname),
+									 RelationGetRelationName(part)),
+							"Partition by a column that keeps its value.");
+		table_close(part, NoLock);
+	}
+}
+
+/* A version or a fence is a bigint; 42804. */
+void
+ik_check_bigint(Relation rel, AttrNumber column)
+{
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+
+	if (!ik_is_bigint(rel, column))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
+						format_type_be(attr->atttypid)),
+				 errhint("Versions and fences are of type bigint.")));
+}
+
+/* The name for use in a command, whatever the search_path. */
+char *
+ik_quoted_name(Relation rel)
+{
+	return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
+									  RelationGetRelationName(rel));
+}
+
+char *
+ik_quoted_column(Relation rel, AttrNumber column)
+{
+	return pstrdup(quote_identifier(NameStr(TupleDescAttr(RelationGetDescr(rel),
+														  column - 1)->attname)));
+}
+
+/* hint may be NULL */
+void
+ik_refuse_table(const char *message, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("%s", message),
+			 hint ? errhint("%s", hint) : 0));
+}

@@ -1,0 +1,222 @@
+/*-------------------------------------------------------------------------
+ *
+ * insight.c
+ *		What the views and holder() are made of.
+ *
+ * They read our tables past the executor: so that a view which is read under
+ * SERIALIZABLE takes no predicate lock and makes no claim fail, and so that
+ * they answer in milliseconds whatever the size of the tables.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "upkeep/upkeep.h"
+
+#include <math.h>
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/pg_type.h"
+#include "common/pg_prng.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+/* a line of key_counts() */
+typedef struct KeyCount
+{
+	char		scope[256 + 1]; /* hash key, with status */
+	char		status;
+	int64		rows;
+	int64		expired;
+} KeyCount;
+
+typedef struct KeyCounts
+{
+	HTAB	   *counts;
+	TimestampTz now;
+} KeyCounts;
+
+PG_FUNCTION_INFO_V1(idempotency_lock_hash_of);
+PG_FUNCTION_INFO_V1(idempotency_key_writer);
+PG_FUNCTION_INFO_V1(idempotency_leased_keys);
+PG_FUNCTION_INFO_V1(idempotency_leased_key);
+PG_FUNCTION_INFO_V1(idempotency_key_counts);
+
+static void count_key(TupleTableSlot *slot, void *arg);
+
+/* lock_hash(scope, key): the name of the key's lock. */
+Datum
+idempotency_lock_hash_of(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+
+	ik_get_any_identity(fcinfo, &scope, &key);
+	PG_RETURN_INT64((int64) ik_lock_hash(scope, key));
+}
+
+/*
+ * key_writer(scope, key): the open transaction that has written the key's
+ * row, or NULL.
+ */
+Datum
+idempotency_key_writer(PG_FUNCTION_ARGS)
+{
+	text	   *scope;
+	text	   *key;
+	RowAccess	row;
+	TransactionId writer;
+
+	ik_get_any_identity(fcinfo, &scope, &key);
+	if (RecoveryInProgress())
+		PG_RETURN_NULL();
+	ik_open_key(&row, scope, key, AccessShareLock);
+	writer = ik_row_writer(&row);
+	ik_close_row(&row);
+	if (!TransactionIdIsValid(writer))
+		PG_RETURN_NULL();
+	PG_RETURN_TRANSACTIONID(writer);
+}
+
+/*
+ * leased_keys(): the rows of idempotency.keys that are leased, by the index on
+ * them, as they stand now: the snapshot of a transaction that wrote over what
+ * it cannot see would show two versions of a row.  The scan's own snapshot
+ * takes no predicate lock either, and marks what is dead to everybody, so that
+ * the next one does not come by there again.
+ */
+Datum
+idempotency_leased_keys(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Relation	rel;
+	Relation	index;
+	TupleTableSlot *slot;
+	Snapshot	snapshot;
+	SnapshotData not_dead;
+	IndexScanDesc scan;
+
+	InitMaterializedSRF(fcinfo, 0);
+	rel = ik_open_table(&ik_keys, AccessShareLock);
+	ik_check_rows(rsinfo->setDesc, rel);
+	index = index_open(ik_own_index(&ik_keys, KEYS_LEASED),
+					   AccessShareLock);
+	slot = table_slot_create(rel, NULL);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	InitNonVacuumableSnapshot(not_dead, GlobalVisTestFor(rel));
+	scan = compat_index_beginscan(rel, index, &not_dead, 0);
+	index_rescan(scan, NULL, 0, NULL, 0);
+	while (index_getnext_slot(scan, ForwardScanDirection, slot))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (table_tuple_satisfies_snapshot(rel, slot, snapshot))
+			tuplestore_puttupleslot(rsinfo->setResult, slot);
+	}
+	index_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+	table_close(rel, AccessShareLock);
+	return (Datum) 0;
+}
+
+/* leased_key(scope, key): the row among them that is the key's, or none. */
+Datum
+idempotency_leased_key(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	text	   *scope;
+	text	   *key;
+	RowAccess	row;
+
+	ik_get_any_identity(fcinfo, &scope, &key);
+	InitMaterializedSRF(fcinfo, 0);
+	ik_open_key(&row, scope, key, AccessShareLock);
+	ik_check_rows(rsinfo->setDesc, row.rel);
+	if (ik_read_newest_row(&row))
+	{
+		KeyRow		stored;
+
+		ik_read_key(row.slot, &stored);
+		if (stored.status == STATUS_LEASED)
+			tuplestore_puttupleslot(rsinfo->setResult, row.slot);
+	}
+	ik_close_row(&row);
+	return (Datum) 0;
+}
+
+/*
+ * key_counts(): rows by scope and status, and how many of them have expired.
+ * A large table is sampled, block by block, and the counts are extrapolated:
+ * then estimate is true.
+ */
+Datum
+idempotency_key_counts(PG_FUNCTION_ARGS)
+{
+	static const Oid types[5] = {TEXTOID, CHAROID, INT8OID, INT8OID, BOOLOID};
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	HASHCTL		ctl = {
+		.keysize = offsetof(KeyCount, rows),
+		.entrysize = sizeof(KeyCount),
+		.hcxt = CurrentMemoryContext
+	};
+	KeyCounts	keys = {
+		.counts = hash_create("idempotency key counts", 64, &ctl,
+							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT),
+		.now = GetCurrentTimestamp()
+	};
+	Relation	rel;
+	double		factor;
+	HASH_SEQ_STATUS seq;
+	KeyCount   *count;
+
+	InitMaterializedSRF(fcinfo, 0);
+	ik_check_columns(rsinfo->setDesc, lengthof(types), types);
+	rel = ik_open_table(&ik_keys, AccessShareLock);
+	factor = ik_sample(rel, count_key, &keys);
+	table_close(rel, AccessShareLock);
+
+	hash_seq_init(&seq, keys.counts);
+	while ((count = hash_seq_search(&seq)) != NULL)
+	{
+		Datum		values[5] = {
+			CStringGetTextDatum(count->scope),
+			CharGetDatum(count->status),
+			Int64GetDatum(rint(count->rows * factor)),
+			Int64GetDatum(rint(count->expired * factor)),
+			BoolGetDatum(factor > 1)
+		};
+		bool		nulls[5] = {0};
+
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	hash_destroy(keys.counts);
+	return (Datum) 0;
+}
+
+static void
+count_key(TupleTableSlot *slot, void *arg)
+{
+	KeyCounts  *keys = arg;
+	KeyRow		key;
+	KeyCount	sought = {0};
+	KeyCount   *count;
+	bool		found;
+
+	ik_read_key(slot, &key);
+	text_to_cstring_buffer(key.scope, sought.scope, sizeof(sought.scope));
+	sought.status = key.status;
+	count = hash_search(keys->counts, &sought, HASH_ENTER, &found);
+	if (!found)
+		count->rows = count->expired = 0;
+	count->rows++;
+	if (key.expires_at <= keys->now)
+		count->expired++;
+}

@@ -1,0 +1,206 @@
+/*-------------------------------------------------------------------------
+ *
+ * purge.c
+ *		purge(): remove what has expired, and events that are done with.
+ *
+ * An expired row counts as absent whether or not it has been removed, so there
+ * is no hurry, and no index on the expiry, which every claim would pay for.
+ * Instead a table is swept from end to end.  A sweep that ran every hour over
+ * answers that are kept for a day would leave 1/24 of the rows too many.
+ *
+ * A row is removed only under its key's lock, which is tried and never waited
+ * for: so nothing is taken from under a claim that is about to overwrite it.
+ * The scan has a dirty snapshot: it shows which rows are being changed, and
+ * takes no predicate lock.
+ *
+ * A sweep is the table owner's, in a security-restricted operation (own.c), as
+ * autovacuum's is: the worker that sweeps is a superuser.
+ *
+ * Acknowledged events that ack had to leave behind (outbox.c) are rows like
+ * the others, but for what they owe to the next event of their key.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "upkeep/upkeep.h"
+
+#include "access/heapam.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "common/pg_prng.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+PG_FUNCTION_INFO_V1(idempotency_purge);
+
+static const Purgeable *const purgeables[] = {
+	&ik_purge_keys,
+	&ik_purge_used_tokens,
+	&ik_purge_generations,
+	&ik_purge_events
+};
+
+StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
+				 "PURGEABLES must count them");
+
+static int64 sweep_table(const Purgeable *what, int64 max,
+						 BlockNumber max_blocks, SweepPosition *position);
+static bool remove_row(const Purgeable *what, Relation rel,
+					   TupleTableSlot *slot, uint64 hash);
+
+/*
+ * purge(max): remove up to max expired rows, of all kinds together, and say
+ * how many; fewer than max: that was all for this transaction.  Errors: 22004
+ * NULL, 22023 not positive, 25006.
+ */
+Datum
+idempotency_purge(PG_FUNCTION_ARGS)
+{
+	/* where the last call of this session ended: only a hint */
+	static Sweep sweep;
+	int32		max;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("max must not be null")));
+	max = PG_GETARG_INT32(0);
+	if (max <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max must be positive")));
+	ik_refuse_to_write("idempotency.purge()");
+
+	ik_begin_sweep(&sweep);
+	PG_RETURN_INT64(ik_sweep(&sweep, max, MaxBlockNumber));
+}
+
+/*
+ * Begin to go once round every table: from where the last sweep stopped, or
+ * from anywhere, so that calls that are cut short cover all of it in time.
+ */
+void
+ik_begin_sweep(Sweep *sweep)
+{
+	for (int i = 0; i < PURGEABLES; i++)
+		sweep->positions[i].left = InvalidBlockNumber;
+}
+
+/*
+ * Go on with a sweep, for max rows or max_blocks of each table at the most.
+ * Says how many rows were removed.
+ */
+int64
+ik_sweep(Sweep *sweep, int64 max, BlockNumber max_blocks)
+{
+	int64		removed = 0;
+
+	for (int i = 0; i < PURGEABLES && removed < max; i++)
+		removed += sweep_table(purgeables[i], max - removed, max_blocks,
+							   &sweep->positions[i]);
+	return removed;
+}
+
+/* Has a sweep gone all the way round? */
+bool
+ik_sweep_ended(const Sweep *sweep)
+{
+	for (int i = 0; i < PURGEABLES; i++)
+		if (sweep->positions[i].left > 0)
+			return false;
+	return true;
+}
+
+static int64
+sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
+			SweepPosition *position)
+{
+	Relation	rel = ik_open_table(what->table, RowExclusiveLock);
+	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
+	BlockNumber seen;
+	int64		removed = 0;
+	SavedUser	caller;
+
+	ik_become_owner(rel, 0, &caller);
+	position->left = Min(position->left, blocks);
+	if (!position->started || position->next >= blocks)
+	{
+		position->started = true;
+		position->next = blocks == 0 ? 0 :
+			pg_prng_uint64_range(&pg_global_prng_state, 0, blocks - 1);
+	}
+	seen = Min(position->left, max_blocks);
+	if (seen > 0)
+	{
+		BlockNumber start = position->next;
+		TupleTableSlot *slot = table_slot_create(rel, NULL);
+		TimestampTz now = GetCurrentTimestamp();
+		MemoryContext row_context = AllocSetContextCreate(CurrentMemoryContext,
+														  "idempotency purge",
+														  ALLOCSET_DEFAULT_SIZES);
+		SnapshotData dirty;
+		TableScanDesc scan;
+
+		InitDirtySnapshot(dirty);
+		scan = table_beginscan_strat(rel, &dirty, 0, NULL, true, false);
+		heap_setscanlimits(scan, start, seen);
+		while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		{
+			MemoryContext old;
+			uint64		hash;
+			bool		gone;
+
+			CHECK_FOR_INTERRUPTS();
+			if (TransactionIdIsValid(dirty.xmin) ||
+				TransactionIdIsValid(dirty.xmax))
+				continue;
+
+			/* max may be any number: memory must not grow with it */
+			old = MemoryContextSwitchTo(row_context);
+			gone = what->expired(slot, now, &hash) &&
+				remove_row(what, rel, slot, hash);
+			MemoryContextSwitchTo(old);
+			MemoryContextReset(row_context);
+			if (gone && ++removed == max)
+			{
+				/* the block that we stop in is not done yet */
+				seen = (ItemPointerGetBlockNumber(&slot->tts_tid) - start + blocks) % blocks;
+				break;
+			}
+		}
+		table_endscan(scan);
+		ExecDropSingleTupleTableSlot(slot);
+		MemoryContextDelete(row_context);
+		position->next = (start + seen) % blocks;
+		position->left -= seen;
+		CommandCounterIncrement();
+	}
+	ik_become_caller(&caller);
+	table_close(rel, NoLock);
+	return removed;
+}
+
+/* Remove the row, unless somebody is at work on its key. */
+static bool
+remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
+		   uint64 hash)
+{
+	bool		keep_lock = false;
+	bool		removed = false;
+
+	if (!ik_try_lock(hash))
+		return false;
+	if (what->prepare == NULL || what->prepare(slot, &keep_lock))
+	{
+		TM_FailureData failure;
+
+		removed = compat_tuple_delete(rel, &slot->tts_tid,
+									  GetCurrentCommandId(true), false,
+									  &failure) == TM_Ok;
+	}
+	if (!keep_lock)
+		ik_unlock(hash);
+	return removed;
+}

@@ -1,0 +1,37 @@
+/*-------------------------------------------------------------------------
+ *
+ * upkeep.h
+ *		What nobody calls for: removing what has expired, and insight.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IK_UPKEEP_H
+#define IK_UPKEEP_H
+
+#include "../key/key.h"
+#include "../outbox/outbox.h"
+#include "../token/token.h"
+
+/* purge.c: removing what has expired */
+#define PURGEABLES 4			/* kinds of rows that expire */
+
+typedef struct SweepPosition
+{
+	bool		started;
+	BlockNumber next;
+	BlockNumber left;			/* blocks still to be seen */
+} SweepPosition;
+
+typedef struct Sweep
+{
+	SweepPosition positions[PURGEABLES];
+} Sweep;
+
+extern void ik_begin_sweep(Sweep *sweep);
+extern int64 ik_sweep(Sweep *sweep, int64 max, BlockNumber max_blocks);
+extern bool ik_sweep_ended(const Sweep *sweep);
+
+/* worker.c: purging by itself */
+extern void ik_register_launcher(void);
+
+#endif							/* IK_UPKEEP_H */

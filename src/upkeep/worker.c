@@ -1,0 +1,254 @@
+/*-------------------------------------------------------------------------
+ *
+ * worker.c
+ *		Purging by itself: a launcher, and a worker per database and round.
+ *
+ * Where the library is preloaded, the postmaster keeps one launcher.  It is
+ * connected to no database, so it is in nobody's way.  Every
+ * idempotency.purge_interval it starts a worker for each database in
+ * idempotency.purge_databases, one after the other; the worker sweeps once and
+ * ends.  While idempotency.purge_databases is empty, the launcher sleeps.
+ *
+ * A worker commits after every batch, leaves at once if somebody wants to drop
+ * or copy its database, and gives up before a table that stays locked.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "upkeep/upkeep.h"
+
+#include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lock.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+/* a transaction of a worker removes, and looks at, so much at the most */
+#define BATCH_ROWS 500
+#define BATCH_BLOCKS 8192
+
+PGDLLEXPORT void idempotency_launcher_main(Datum arg);
+PGDLLEXPORT void idempotency_worker_main(Datum arg);
+
+static void start_round(void);
+static void run_worker(const char *database);
+static void nap(int events, long timeout);
+static bool database_is_wanted(void);
+static void name_database(void *arg);
+
+/* Called while the postmaster preloads the library. */
+void
+ik_register_launcher(void)
+{
+	BackgroundWorker worker = {
+		.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION,
+		.bgw_start_time = BgWorkerStart_RecoveryFinished,
+		.bgw_restart_time = 5
+	};
+
+	strlcpy(worker.bgw_name, "idempotency purge launcher", BGW_MAXLEN);
+	strlcpy(worker.bgw_type, "idempotency purge launcher", BGW_MAXLEN);
+	strlcpy(worker.bgw_library_name, "idempotency", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "idempotency_launcher_main", BGW_MAXLEN);
+	RegisterBackgroundWorker(&worker);
+}
+
+/*
+ * Start a round of workers every interval, until shutdown.  Ends with status 1,
+ * or the postmaster would never start the launcher again after somebody else
+ * has terminated it.
+ */
+void
+idempotency_launcher_main(Datum arg)
+{
+	TimestampTz next_round = GetCurrentTimestamp();
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	BackgroundWorkerUnblockSignals();
+
+	/* to no database: only to be seen in pg_stat_activity */
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+
+	while (!ShutdownRequestPending)
+	{
+		long		timeout = -1;
+		int			events = WL_LATCH_SET | WL_EXIT_ON_PM_DEATH;
+
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+		if (ik_purge_databases[0] != '\0')
+		{
+			TimestampTz now = GetCurrentTimestamp();
+
+			/* a shorter interval counts at once */
+			next_round = Min(next_round,
+							 TimestampTzPlusMilliseconds(now, ik_purge_interval * INT64CONST(1000)));
+			if (now >= next_round)
+			{
+				next_round = TimestampTzPlusMilliseconds(now, ik_purge_interval * INT64CONST(1000));
+				start_round();
+				continue;
+			}
+			timeout = TimestampDifferenceMilliseconds(now, next_round);
+			events |= WL_TIMEOUT;
+		}
+		nap(events, timeout);
+	}
+	proc_exit(1);
+}
+
+/* Sweep one database, whose name is in bgw_extra, and end. */
+void
+idempotency_worker_main(Datum arg)
+{
+	Sweep		sweep = {0};
+	bool		installed = true;
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = name_database
+	};
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(MyBgworkerEntry->bgw_extra, NULL, 0);
+	error_context_stack = &context;
+
+	/* whatever the database's default is */
+	XactIsoLevel = XACT_READ_COMMITTED;
+	SetConfigOption("default_transaction_isolation", "read committed",
+					PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_read_only", "off",
+					PGC_SUSET, PGC_S_OVERRIDE);
+
+	/* the other databases wait for this one */
+	SetConfigOption("lock_timeout", "5s", PGC_SUSET, PGC_S_OVERRIDE);
+
+	/* what a crash brings back goes in the next round */
+	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
+
+	ik_begin_sweep(&sweep);
+	while (installed && !ik_sweep_ended(&sweep) &&
+		   !database_is_wanted())
+	{
+		CHECK_FOR_INTERRUPTS();
+		SetCurrentStatementStartTimestamp();
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		pgstat_report_activity(STATE_RUNNING, "purging expired keys");
+		installed = OidIsValid(get_extension_oid("idempotency", true));
+		if (installed)
+			(void) ik_sweep(&sweep, BATCH_ROWS, BATCH_BLOCKS);
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		pgstat_report_stat(true);
+		pgstat_report_activity(STATE_IDLE, NULL);
+	}
+	proc_exit(0);
+}
+
+static void
+start_round(void)
+{
+	char	   *names = pstrdup(ik_purge_databases);
+	List	   *databases;
+	ListCell   *lc;
+
+	/* the check hook has let only a list pass */
+	(void) SplitGUCList(names, ',', &databases);
+	foreach(lc, databases)
+	{
+		if (ShutdownRequestPending || ConfigReloadPending)
+			break;
+		run_worker(lfirst(lc));
+	}
+	list_free(databases);
+	pfree(names);
+}
+
+/* Start the worker of a database, and wait for its end. */
+static void
+run_worker(const char *database)
+{
+	BackgroundWorker worker = {
+		.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION,
+		.bgw_start_time = BgWorkerStart_RecoveryFinished,
+		.bgw_restart_time = BGW_NEVER_RESTART,
+		.bgw_notify_pid = MyProcPid
+	};
+	BackgroundWorkerHandle *handle;
+
+	snprintf(worker.bgw_name, BGW_MAXLEN, "idempotency purge worker");
+	strlcpy(worker.bgw_type, "idempotency purge worker", BGW_MAXLEN);
+	strlcpy(worker.bgw_library_name, "idempotency", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "idempotency_worker_main", BGW_MAXLEN);
+	strlcpy(worker.bgw_extra, database, BGW_EXTRALEN);
+	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
+	{
+		ereport(LOG,
+				(errmsg("could not start the purge worker for database \"%s\"",
+						database),
+				 errhint("Consider increasing the configuration parameter \"max_worker_processes\".")));
+		return;
+	}
+
+	while (!ShutdownRequestPending)
+	{
+		pid_t		pid;
+
+		if (GetBackgroundWorkerPid(handle, &pid) == BGWH_STOPPED)
+			break;
+		nap(WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1);
+	}
+	if (ShutdownRequestPending)
+		TerminateBackgroundWorker(handle);
+	pfree(handle);
+}
+
+/* Wait, and serve interrupts: DROP DATABASE waits for everybody to do so. */
+static void
+nap(int events, long timeout)
+{
+	(void) WaitLatch(MyLatch, events, timeout, PG_WAIT_EXTENSION);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * Is somebody waiting to drop or copy this database?  Both lock the database
+ * first and then give its sessions five seconds to leave (dbcommands.c).
+ */
+static bool
+database_is_wanted(void)
+{
+	LOCKTAG		tag;
+	bool		wanted;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
+	StartTransactionCommand();
+	wanted = LockAcquire(&tag, RowExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL;
+	CommitTransactionCommand();
+	return wanted;
+}
+
+/* Tell in every message of a worker where it is at work. */
+static void
+name_database(void *arg)
+{
+	errcontext("purging database \"%s\"", MyBgworkerEntry->bgw_extra);
+}
