@@ -1,4 +1,4 @@
-# The README's recipe for pg_cron, with the real pg_cron: as an administrator of
+# The recipe of doc/operations.md for pg_cron, with the real pg_cron: as an administrator of
 # ours who is no superuser, scheduled as it stands there, run by pg_cron's own
 # scheduler, and beside keys that are live or at work.
 #
@@ -16,8 +16,8 @@ my $lib = `pg_config --pkglibdir`;
 chomp $lib;
 plan skip_all => 'pg_cron is not installed' unless -e "$lib/pg_cron.so";
 
-my ($recipe) = slurp_file(dirname(__FILE__) . '/../README.md') =~ /^(SELECT cron\.schedule\(.*\);)$/m;
-ok($recipe, "the README's recipe: " . ($recipe // 'none'));
+my ($recipe) = slurp_file(dirname(__FILE__) . '/../doc/operations.md') =~ /^(SELECT cron\.schedule\(.*\);)$/m;
+ok($recipe, "the recipe: " . ($recipe // 'none'));
 
 my $node = PostgreSQL::Test::Cluster->new('cron');
 $node->init;

@@ -108,7 +108,7 @@ function isOrder(item, quantity) {
 // Calls a function of the database once for this key; from then on the stored
 // answer is what comes back, byte for byte.
 async function answerOnce(req, res, operation, sqlFunction, request) {
-  const key = /^"?([!#-~]{1,200})"?$/.exec(req.get('Idempotency-Key') ?? '')?.[1];
+  const key = /^("?)([!#-~]{1,200})\1$/.exec(req.get('Idempotency-Key') ?? '')?.[2];
   if (!key) return refuse(res, 400, 'the Idempotency-Key header is missing or malformed');
 
   const { rows: [answer] } = await pool.query(

@@ -264,6 +264,7 @@ test('the header', async () => {
   assert.equal(again.body, first.body);
   assert.equal((await post('/orders', order, { cookie })).status, 400, 'no key');
   assert.equal((await post('/orders', order, { cookie, key: 'a key' })).status, 400, 'a malformed key');
+  assert.equal((await post('/orders', order, { cookie, key: 'half"' })).status, 400, 'a quote too many');
   assert.equal((await post('/orders', { item: 'espresso' }, { cookie, key: randomUUID() })).status, 400);
   assert.equal((await post('/orders', { ...order, quantity: 2 }, { cookie, key })).status, 422, 'another request');
   assert.equal((await post('/orders/1/payment', {}, { cookie, key })).status, 201, 'another operation');

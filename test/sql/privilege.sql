@@ -154,7 +154,7 @@ SELECT idempotency.forget('privilege', 'member');
 SELECT idempotency.grant_usage('regress_admin');
 RESET SESSION AUTHORIZATION;
 
--- the tenant's wall that the README shows: a definer function that fixes the scope
+-- the tenant's wall that doc/guarantees.md names: a definer function that fixes the scope
 CREATE FUNCTION regress.once(key text) RETURNS boolean SECURITY DEFINER SET search_path = pg_catalog, pg_temp LANGUAGE sql
   AS $$ SELECT idempotency.once('privilege:' || session_user, key) $$;
 SET SESSION AUTHORIZATION "Regress_App";

@@ -1,5 +1,5 @@
 -- A form without a key: the page carries a token, and whoever submits it again
--- because the reply was lost gets the first answer.  The README shows this.
+-- because the reply was lost gets the first answer.  doc/tasks.md shows this.
 SET client_min_messages = warning;
 \pset null '(null)'
 CREATE ROLE regress_form;
