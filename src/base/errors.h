@@ -4,7 +4,8 @@
  *		The SQLSTATEs of our own, class IK.
  *
  * An expected outcome is a value, never an error: these are for misuse, and
- * for a caller who has been superseded.  doc/reference.md lists what to do on each.
+ * for a caller who has been superseded.  doc/reference.md lists what to do on
+ * each.
  *
  *-------------------------------------------------------------------------
  */
