@@ -1,7 +1,8 @@
 -- One mail per paid order.
 --
--- The payment and the event commit together; a worker delivers the event after
--- the commit, and again if it dies half-way; the mailer does each event once.
+-- The payment and the event commit together.  A worker delivers the event after
+-- the commit, and again if it dies half-way: it comes at least once.  Its id goes
+-- to the mailer as the idempotency key, so that one mail goes out.
 -- Run as a role that has grant_admin, for the machine; the shop and the worker
 -- need grant_usage:
 --
@@ -17,13 +18,22 @@ SELECT idempotency.define_machine('mail_order', '{"initial": "CREATED", "transit
 SELECT idempotency.attach_machine('orders', 'status', 'mail_order');
 INSERT INTO orders (email) SELECT 'customer' || i || '@example.com' FROM generate_series(1, 20) i;
 
--- Stands for whatever sends the mail.
+-- Stands for a mail service, somewhere else: what it has accepted stays accepted,
+-- whatever becomes of the caller's transaction.  As those of most services, its
+-- API takes an idempotency key: the same key again sends nothing.
 CREATE TABLE sent_mail (
-  event_id  bigint NOT NULL,
+  idempotency_key text PRIMARY KEY,
   recipient text NOT NULL,
   subject   text NOT NULL,
+  calls     integer NOT NULL DEFAULT 1,
   sent_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+CREATE FUNCTION send_mail(key text, mail jsonb) RETURNS void
+LANGUAGE sql AS $$
+  INSERT INTO sent_mail (idempotency_key, recipient, subject) VALUES (key, mail ->> 'to', mail ->> 'subject')
+  ON CONFLICT (idempotency_key) DO UPDATE SET calls = sent_mail.calls + 1
+$$;
 
 -- The shop.  Side effects only where the order moved: of many who pay it, one
 -- is told "applied", the others "already".
@@ -43,17 +53,10 @@ BEGIN
 END
 $$;
 
--- The mailer.  An event may come more than once; once() is true the first time.
-CREATE FUNCTION deliver(event_id bigint, mail jsonb) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-  IF idempotency.once('mailer', event_id::text, ttl => '7 days') THEN
-    INSERT INTO sent_mail (event_id, recipient, subject) VALUES (event_id, mail ->> 'to', mail ->> 'subject');
-  END IF;
-END
-$$;
-
--- The worker, to be called again and again, by as many as you like.
+-- The worker, to be called again and again, by as many as you like.  It may die
+-- anywhere.  Before the mail is out, and after, the event is still there: when the
+-- lease ends, somebody takes it again.  No once() before send_mail(): the mark
+-- would be kept, the mail perhaps not be sent, and nobody try again.
 CREATE PROCEDURE mail_worker(lease interval DEFAULT '30 s')
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -62,7 +65,7 @@ BEGIN
   FOR event IN SELECT * FROM idempotency.take('mail', 10, lease) LOOP
     COMMIT;                      -- ours from here on, until the lease ends
     BEGIN
-      PERFORM deliver(event.id, event.payload);
+      PERFORM send_mail('shop-mail-' || event.id, event.payload);
     EXCEPTION WHEN OTHERS THEN   -- later, and after many times: parked_events
       PERFORM idempotency.nack(event.id, event.attempt, retry_in => make_interval(secs => 2 ^ least(event.attempt, 10)), error => SQLERRM);
       CONTINUE;

@@ -1,6 +1,6 @@
 # examples/mail.sql: one mail per paid order, though every order is paid three
-# times, one mail cannot be sent at first, and a worker is killed between
-# sending and acknowledging.
+# times, one mail cannot be sent at first, and workers are killed between taking
+# and sending, and between sending and acknowledging.
 
 use strict;
 use warnings;
@@ -31,22 +31,28 @@ is(shop('SELECT count(*) FILTER (WHERE o = \'applied\'), count(*) FILTER (WHERE 
 # the mailer refuses order 3 for a while
 shop("ALTER TABLE sent_mail ADD CONSTRAINT refuse CHECK (subject <> 'Order 3 is paid')");
 
-# The worker has taken what is there and waits before its first mail; from then
-# on event 5 cannot be acknowledged, and there the worker is killed.
+# The worker has taken what is there and waits before its first mail: the first
+# one is killed there; for the second, an event that it has taken cannot be
+# acknowledged from then on.
 my $waiting = "SELECT count(*) = 1 FROM pg_locks l, pg_stat_activity a WHERE NOT l.granted AND l.locktype = '%s' AND a.pid = l.pid AND a.application_name = 'worker'";
 my $mailer = $node->background_psql('postgres');
 my $holder = $node->background_psql('postgres');
 $mailer->query_safe('BEGIN; LOCK TABLE regress_shop.sent_mail IN SHARE MODE');
-my $worker = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres') . ' application_name=worker', '-c', 'SET ROLE regress_shop', '-c', "CALL mail_worker(lease => '1 s')" ], '>&', \my $output);
-ok($node->poll_query_until('postgres', sprintf $waiting, 'relation'), 'the worker waits to send');
-$holder->query_safe("BEGIN; SELECT FROM idempotency.outbox WHERE payload ->> 'subject' = 'Order 5 is paid' FOR UPDATE");
+my $worker = start_worker();
+ok($node->poll_query_until('postgres', sprintf $waiting, 'relation'), 'a worker waits to send');
+kill_worker();
+is($node->safe_psql('postgres', 'SELECT count(*), max(attempt) FROM idempotency.outbox WHERE attempt > 0'), '10|1', 'what it had taken is there still');
+ok($node->poll_query_until('postgres', 'SELECT bool_and(due < clock_timestamp()) FROM idempotency.outbox'), 'until its lease has ended');
+$worker = start_worker();
+ok($node->poll_query_until('postgres', sprintf $waiting, 'relation'), 'the next worker waits to send');
+my ($id, $subject) = split /\|/, $node->safe_psql('postgres', "SELECT id, payload ->> 'subject' FROM idempotency.outbox WHERE payload ->> 'subject' <> 'Order 3 is paid' ORDER BY due DESC, id LIMIT 1");
+$holder->query_safe("BEGIN; SELECT FROM idempotency.outbox WHERE id = $id FOR UPDATE");
 $mailer->quit;
 ok($node->poll_query_until('postgres', sprintf $waiting, 'transactionid'), 'the worker waits to acknowledge');
-$node->safe_psql('postgres', "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'worker'");
-ok(!$worker->finish, 'and is killed');
+kill_worker();
 $holder->quit;
-is(shop("SELECT count(*) FROM sent_mail WHERE subject = 'Order 5 is paid'"), '1', 'after it had sent the mail');
-is($node->safe_psql('postgres', "SELECT attempt FROM idempotency.outbox WHERE payload ->> 'subject' = 'Order 5 is paid'"), '1', 'which nobody knows');
+is(shop("SELECT calls FROM sent_mail WHERE subject = '$subject'"), '1', 'after it had sent the mail');
+is($node->safe_psql('postgres', "SELECT count(*) FROM idempotency.outbox WHERE id = $id"), '1', 'which nobody knows');
 
 shop('ALTER TABLE sent_mail DROP CONSTRAINT refuse');
 for (1 .. 600)
@@ -56,8 +62,20 @@ for (1 .. 600)
 	select undef, undef, undef, 0.1;
 }
 is(shop('SELECT count(*), count(DISTINCT subject) FROM sent_mail'), '19|19', 'one mail for each paid order');
+is(shop("SELECT calls > 1 FROM sent_mail WHERE subject = '$subject'"), 't', 'though the mailer was asked again');
 is(shop("SELECT count(*) FROM orders o WHERE (status = 'PAID') <> EXISTS (SELECT FROM sent_mail WHERE recipient = o.email AND subject = format('Order %s is paid', o.id))"), '0', 'and for no other');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM idempotency.outbox'), '0', 'nothing is left to deliver');
 
 $node->stop;
 done_testing();
+
+sub start_worker
+{
+	return IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres') . ' application_name=worker', '-c', 'SET ROLE regress_shop', '-c', "CALL mail_worker(lease => '1 s')" ], '>&', \my $output);
+}
+
+sub kill_worker
+{
+	$node->safe_psql('postgres', "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'worker'");
+	ok(!$worker->finish, 'and is killed');
+}

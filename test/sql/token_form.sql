@@ -19,9 +19,10 @@ BEGIN
     status := 'invalid';
     RETURN;
   END IF;
-  SELECT c.status, c.response INTO status, response FROM idempotency.claim('report form', form.id) c;
+  SELECT c.status, c.response INTO status, response
+  FROM idempotency.claim('report form', form.id, jsonb_build_object('month', month), wait => '5 s') c;
   IF status <> 'claimed' THEN
-    RETURN;                               -- completed: the first answer
+    RETURN;                               -- completed: the first answer; mismatch: the form was edited
   END IF;
   form := idempotency.consume_token(token, user_id, 'report form');
   IF form.status <> 'consumed' THEN       -- expired, revoked, stale
@@ -38,7 +39,7 @@ $$;
 
 -- the page
 SELECT idempotency.issue_token('user-7', 'report form', '30 minutes') AS token \gset
--- submitted, the reply lost, submitted again, and once more by hand
+-- submitted, the reply lost, submitted again, and once more after an edit
 SELECT * FROM submit_report(:'token', 'user-7', '2026-10');
 SELECT * FROM submit_report(:'token', 'user-7', '2026-10');
 SELECT * FROM submit_report(:'token', 'user-7', '2026-11');
