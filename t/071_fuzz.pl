@@ -425,7 +425,7 @@ sub session
 			push @lines, map { { sql => $_, role => $role, level => 'READ COMMITTED', fixture => 1, codes => any_code() } }
 			  'RESET ROLE;', split(/\n/, $fixtures), $role eq 'superuser' ? () : "SET ROLE $role;";
 		}
-		if (rand() < 0.02)
+		if (rand() < 0.04)
 		{
 			push @lines, map { { sql => $_, role => $role, level => 'READ COMMITTED', wild => 1 } } hand_made();
 			next;
@@ -490,7 +490,7 @@ sub hand_made
 	($type, $category) = @{ pick([ 'bigint', 'N' ], [ 'text', 'S' ], [ 'bytea', 'U' ]) } if rand() < 0.2;
 	my $kind = pick('table', 'table', 'table', 'parts', 'view');
 	my $columns = "id int NOT NULL, v $type, n int DEFAULT 0, b bigint NOT NULL DEFAULT 1, f bigint, s text DEFAULT 'A', was text";
-	my @lines = ('DROP TABLE IF EXISTS pg_temp.hand, pg_temp.hand_stored CASCADE;');
+	my @lines = map { "DROP $_ CASCADE;" } 'VIEW IF EXISTS pg_temp.hand', 'TABLE IF EXISTS pg_temp.hand', 'TABLE IF EXISTS pg_temp.hand_stored';
 	if ($kind eq 'parts')
 	{
 		push @lines, "CREATE TEMP TABLE hand ($columns, PRIMARY KEY (id)) PARTITION BY RANGE (id);",
@@ -507,7 +507,14 @@ sub hand_made
 	}
 	push @lines, 'INSERT INTO hand (id, v) VALUES (' . int(1 + rand(3)) . ", ${\ wild_value($category)}::$type);" for 1 .. 3;
 	push @lines, 'INSERT INTO hand (id) SELECT g FROM generate_series(1, 3) g WHERE NOT EXISTS (SELECT FROM hand h WHERE h.id = g);', 'UPDATE hand SET was = v::text;';
-	for my $n (1 .. 1 + rand(4))
+	# as attach_...() makes them, but for the column
+	if (rand() < 0.6 && $kind ne 'view')
+	{
+		my ($call, $timing) = @{ pick([ 'guard_version()', 'BEFORE' ], [ 'guard_version()', 'BEFORE' ], [ 'guard_fence()', 'BEFORE' ], [ q{guard_state('m', 'no history')}, 'BEFORE' ], [ q{guard_state('m', 'history')}, 'AFTER' ]) };
+		push @lines, "CREATE TRIGGER u1 $timing UPDATE OF v ON hand FOR EACH ROW EXECUTE FUNCTION idempotency.$call;",
+		  "CREATE TRIGGER u2 $timing UPDATE ON hand FOR EACH ROW EXECUTE FUNCTION idempotency." . $call =~ s/\(.*/();/r;
+	}
+	for my $n (1 .. rand(5) - 1)
 	{
 		my $function = pick('guard_state', 'guard_version', 'guard_fence');
 		my $arguments = pick('', '', '', $function eq 'guard_state' ? (q{'m', 'no history'}, q{'m', 'no history'}, q{'m', 'history'}, q{'m'}, q{'no', 'history'}) : q{'v'});
@@ -531,6 +538,7 @@ sub hand_made
 			q{SELECT idempotency.detach_version('hand', 'v');}, q{SELECT idempotency.detach_machine('hand', 's');}, 'ALTER TABLE hand RENAME v TO "renamed%s"; ALTER TABLE hand RENAME "renamed%s" TO v;', 'ALTER TABLE hand DISABLE TRIGGER t1;', 'ALTER TABLE hand DROP COLUMN b CASCADE;');
 		push @lines, $unchanged if $unchanged;
 	}
+	@lines = map { s/\bhand(?=\b|_)/hand_$role/gr } @lines;
 	return rand() < 0.3 ? ('BEGIN;', @lines, 'COMMIT;') : @lines;
 }
 
