@@ -86,6 +86,7 @@ idempotency_release(PG_FUNCTION_ARGS)
 						  scope, key);
 	if (claim != NULL && PG_ARGISNULL(2))
 	{
+		ik_mark_settled(claim);
 		ik_settle_claim(claim);
 		PG_RETURN_BOOL(true);
 	}

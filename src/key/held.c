@@ -13,6 +13,12 @@
  * What is left open fails COMMIT and PREPARE, so that no work commits without
  * its answer.
  *
+ * Whatever their number, one claim costs the same: a hash table finds it, and
+ * the end of a subtransaction looks at those that it concerns.  These stand
+ * together, as levels only begin and end at the deepest: claims are listed by
+ * the level of their owner, settled ones by the level that settled them, the
+ * deepest first.
+ *
  * Memory: entries live in a context of their own, emptied when the
  * transaction ends.
  *
@@ -26,16 +32,31 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
+/* most transactions hold few claims: so many need no memory for the table */
+#define FEW_CLAIMS 16
+
 static dlist_head claims = DLIST_STATIC_INIT(claims);
+static dlist_head settled_claims = DLIST_STATIC_INIT(settled_claims);
 static MemoryContext claims_context = NULL;
 
-static bool same_text(const text *a, const text *b);
-static text *copy_varlena(const void *value);
+/* the table: chains of claims, by their lock's hash */
+static Claim *few_chains[FEW_CLAIMS];
+static Claim **chains = few_chains;
+static uint32 nchains = FEW_CLAIMS;
+static uint32 nclaims = 0;
+
+static void link_claim(Claim *claim);
+static void grow_table(void);
 static void remove_claim(Claim *claim);
 static void at_xact_end(XactEvent event, void *arg);
+static void forget_claims(void);
 static void at_subxact_end(SubXactEvent event, SubTransactionId mine,
 						   SubTransactionId parent, void *arg);
+static void forget_level(int level);
+static void pass_to_parent(int level);
+static void unlock_for_parent(uint64 lock_hash);
 static void refuse_open_claims(void);
+static bool same_text(const text *a, const text *b);
 
 /*
  * Enter a claim whose lock the current subtransaction has just taken; the
@@ -62,12 +83,13 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 	}
 
 	old = MemoryContextSwitchTo(claims_context);
+	if (nclaims == nchains)
+		grow_table();
 	claim = palloc0(sizeof(Claim));
 	claim->lock_hash = lock_hash;
-	claim->scope = copy_varlena(scope);
-	claim->key = copy_varlena(key);
-	if (request != NULL)
-		claim->request = (Jsonb *) copy_varlena(request);
+	claim->scope = ik_copy_value(scope);
+	claim->key = ik_copy_value(key);
+	claim->request = ik_copy_value(request);
 	if (ttl != NULL)
 	{
 		claim->ttl = palloc(sizeof(Interval));
@@ -78,6 +100,8 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 	MemoryContextSwitchTo(old);
 
 	dlist_push_head(&claims, &claim->node);
+	link_claim(claim);
+	nclaims++;
 	return claim;
 }
 
@@ -85,12 +109,8 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 Claim *
 ik_find_claim(uint64 lock_hash, const text *scope, const text *key)
 {
-	dlist_iter	iter;
-
-	dlist_foreach(iter, &claims)
+	for (Claim *claim = chains[lock_hash % nchains]; claim; claim = claim->next)
 	{
-		Claim	   *claim = dlist_container(Claim, node, iter.cur);
-
 		if (claim->lock_hash == lock_hash && claim->settled == 0 &&
 			same_text(claim->key, key) && same_text(claim->scope, scope))
 			return claim;
@@ -99,44 +119,64 @@ ik_find_claim(uint64 lock_hash, const text *scope, const text *key)
 }
 
 /*
- * The claim is completed, failed or released.  At the level of its owner that
- * is the end of it, and its lock is given back; deeper, it may come back.
+ * The claim is being completed, failed or released: from here on it is found
+ * no more, unless the subtransaction rolls back.
+ */
+void
+ik_mark_settled(Claim *claim)
+{
+	claim->settled = GetCurrentTransactionNestLevel();
+	dlist_push_head(&settled_claims, &claim->settled_node);
+}
+
+/*
+ * It has been.  At the level of its owner that is the end of it, and its lock
+ * is given back; deeper, it may come back.
  */
 void
 ik_settle_claim(Claim *claim)
 {
-	int			level = GetCurrentTransactionNestLevel();
-
-	if (claim->level < level)
-		claim->settled = level;
-	else
+	if (claim->settled == claim->level)
 	{
 		ik_unlock(claim->lock_hash);
 		remove_claim(claim);
 	}
 }
 
-static bool
-same_text(const text *a, const text *b)
+static void
+link_claim(Claim *claim)
 {
-	Size		len = VARSIZE_ANY_EXHDR(a);
+	Claim	  **chain = &chains[claim->lock_hash % nchains];
 
-	return len == VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), len) == 0;
+	claim->next = *chain;
+	*chain = claim;
 }
 
-static text *
-copy_varlena(const void *value)
+/* Double the table; the old one stays in the context. */
+static void
+grow_table(void)
 {
-	Size		size = VARSIZE_ANY(value);
+	dlist_iter	iter;
 
-	return memcpy(palloc(size), value, size);
+	chains = palloc0(2 * nchains * sizeof(Claim *));
+	nchains *= 2;
+	dlist_foreach(iter, &claims)
+		link_claim(dlist_container(Claim, node, iter.cur));
 }
 
 static void
 remove_claim(Claim *claim)
 {
+	Claim	  **link = &chains[claim->lock_hash % nchains];
+
+	while (*link != claim)
+		link = &(*link)->next;
+	*link = claim->next;
+	nclaims--;
+
 	dlist_delete(&claim->node);
+	if (claim->settled != 0)
+		dlist_delete(&claim->settled_node);
 	pfree(claim->scope);
 	pfree(claim->key);
 	if (claim->request != NULL)
@@ -158,11 +198,8 @@ at_xact_end(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
-			if (!dlist_is_empty(&claims))
-			{
-				dlist_init(&claims);
-				MemoryContextReset(claims_context);
-			}
+			if (nclaims > 0 || chains != few_chains)
+				forget_claims();
 			break;
 		default:
 			break;
@@ -170,45 +207,94 @@ at_xact_end(XactEvent event, void *arg)
 }
 
 static void
+forget_claims(void)
+{
+	dlist_init(&claims);
+	dlist_init(&settled_claims);
+	memset(few_chains, 0, sizeof(few_chains));
+	chains = few_chains;
+	nchains = FEW_CLAIMS;
+	nclaims = 0;
+	MemoryContextReset(claims_context);
+}
+
+static void
 at_subxact_end(SubXactEvent event, SubTransactionId mine,
 			   SubTransactionId parent, void *arg)
 {
-	int			level = GetCurrentTransactionNestLevel();
-	dlist_mutable_iter iter;
+	if (event == SUBXACT_EVENT_COMMIT_SUB)
+		pass_to_parent(GetCurrentTransactionNestLevel());
+	else if (event == SUBXACT_EVENT_ABORT_SUB)
+		forget_level(GetCurrentTransactionNestLevel());
+}
 
-	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
-		return;
+/* ROLLBACK TO: what was claimed is forgotten, what was settled is open again. */
+static void
+forget_level(int level)
+{
+	dlist_mutable_iter iter;
 
 	dlist_foreach_modify(iter, &claims)
 	{
 		Claim	   *claim = dlist_container(Claim, node, iter.cur);
 
-		if (event == SUBXACT_EVENT_ABORT_SUB)
-		{
-			if (claim->level >= level)
-				remove_claim(claim);
-			else if (claim->settled >= level)
-				claim->settled = 0;
-		}
-		else
-		{
-			if (claim->level == level)
-				claim->level = level - 1;
-			if (claim->settled != level)
-				continue;
-			claim->settled = level - 1;
-			/* back at its owner, the end of it; the lock is the parent's */
-			if (claim->settled == claim->level)
-			{
-				ResourceOwner owner = CurTransactionResourceOwner;
+		if (claim->level < level)
+			break;
+		remove_claim(claim);
+	}
+	dlist_foreach_modify(iter, &settled_claims)
+	{
+		Claim	   *claim = dlist_container(Claim, settled_node, iter.cur);
 
-				CurTransactionResourceOwner = ResourceOwnerGetParent(owner);
-				ik_unlock(claim->lock_hash);
-				CurTransactionResourceOwner = owner;
-				remove_claim(claim);
-			}
+		if (claim->settled < level)
+			break;
+		claim->settled = 0;
+		dlist_delete(&claim->settled_node);
+	}
+}
+
+/*
+ * RELEASE SAVEPOINT: the parent has claimed and settled it.  A settled claim
+ * that comes back to its owner has come to its end.
+ */
+static void
+pass_to_parent(int level)
+{
+	dlist_iter	iter;
+	dlist_mutable_iter settled_iter;
+
+	dlist_foreach(iter, &claims)
+	{
+		Claim	   *claim = dlist_container(Claim, node, iter.cur);
+
+		if (claim->level < level)
+			break;
+		claim->level = level - 1;
+	}
+	dlist_foreach_modify(settled_iter, &settled_claims)
+	{
+		Claim	   *claim = dlist_container(Claim, settled_node, settled_iter.cur);
+
+		if (claim->settled < level)
+			break;
+		claim->settled = level - 1;
+		if (claim->settled == claim->level)
+		{
+			unlock_for_parent(claim->lock_hash);
+			remove_claim(claim);
 		}
 	}
+}
+
+/* The subtransaction ends, and its locks are the parent's by now. */
+static void
+unlock_for_parent(uint64 lock_hash)
+{
+	ResourceOwner owner = CurTransactionResourceOwner;
+
+	CurTransactionResourceOwner = ResourceOwnerGetParent(owner);
+	ik_unlock(lock_hash);
+	CurTransactionResourceOwner = owner;
 }
 
 /* COMMIT and PREPARE fail while a claim is open (IK001). */
@@ -230,4 +316,13 @@ refuse_open_claims(void)
 							   text_to_cstring(claim->scope)),
 					 errhint("Complete it in the transaction that claims it, use run() or once(), or take a lease for work that spans transactions.")));
 	}
+}
+
+static bool
+same_text(const text *a, const text *b)
+{
+	Size		len = VARSIZE_ANY_EXHDR(a);
+
+	return len == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), len) == 0;
 }

@@ -147,6 +147,9 @@ ik_complete_claim(Claim *claim, KeyStatus outcome,
 {
 	RowAccess	row;
 
+	/* first: an index that somebody added may run code that looks for it */
+	ik_mark_settled(claim);
+
 	ik_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
 	row.locked = true;
 	if (claim->replaces)
@@ -434,14 +437,14 @@ ik_expiry(TimestampTz from, const Interval *ttl)
 												   IntervalPGetDatum(ttl)));
 }
 
-/* A varlena out of a slot, to outlive it and its table's lock, or NULL. */
+/* A copy of a varlena, or NULL; one out of a slot outlives its table's lock. */
 void *
-ik_copy_value(void *value)
+ik_copy_value(const void *value)
 {
 	if (value == NULL)
 		return NULL;
 	if (VARATT_IS_EXTERNAL(value))
-		return detoast_external_attr(value);
+		return detoast_external_attr(unconstify(void *, value));
 	return memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
 }
 

@@ -24,7 +24,9 @@
 /* held.c: the claims that this transaction holds */
 typedef struct Claim
 {
-	dlist_node	node;
+	dlist_node	node;			/* among all, the deepest level first */
+	dlist_node	settled_node;	/* among the settled ones, likewise */
+	struct Claim *next;			/* in its chain of the hash table */
 	uint64		lock_hash;
 	text	   *scope;
 	text	   *key;
@@ -41,6 +43,7 @@ extern Claim *ik_add_claim(uint64 lock_hash, const text *scope,
 						   const Interval *ttl);
 extern Claim *ik_find_claim(uint64 lock_hash, const text *scope,
 							const text *key);
+extern void ik_mark_settled(Claim *claim);
 extern void ik_settle_claim(Claim *claim);
 
 /* key.c: keys */
@@ -117,7 +120,7 @@ extern void ik_write_key(RowAccess *row, const KeyRow *key);
 extern void ik_take_over(KeyRow *next, const KeyRow *old,
 						 TimestampTz now);
 extern TimestampTz ik_expiry(TimestampTz from, const Interval *ttl);
-extern void *ik_copy_value(void *value);
+extern void *ik_copy_value(const void *value);
 extern void ik_write_answer(RowAccess *row, const Claim *claim,
 							KeyStatus outcome, const KeyAnswer *answer);
 extern bool ik_key_is_present(const KeyRow *stored, TimestampTz now);
