@@ -80,6 +80,7 @@ ISOLATION = \
 	key_isolation \
 	key_mismatch \
 	key_own_write \
+	key_reindex \
 	key_replays \
 	key_wait \
 	lease_takeover \

@@ -119,7 +119,8 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 	answer->response = NULL;
 	answer->meta = NULL;
 
-	ik_open_key(&row, request->scope, request->key, AccessShareLock);
+	/* the lock of the write to come, though a replay needs less */
+	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
 	*claim = ik_find_claim(row.lock_hash, request->scope,
 						   request->key);
 	if (*claim != NULL)
@@ -134,6 +135,7 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 								  request->key, request->request,
 								  request->ttl);
 			(*claim)->replaces = row.state == ROW_FOUND;
+			row.keep = true;
 		}
 	}
 	ik_close_row(&row);

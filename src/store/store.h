@@ -13,6 +13,7 @@
 #include "executor/tuptable.h"
 #include "nodes/nodes.h"
 #include "storage/block.h"
+#include "storage/lockdefs.h"
 #include "utils/rel.h"
 
 /*
@@ -196,6 +197,8 @@ typedef struct RowAccess
 	Relation	index;			/* the primary key's */
 	TupleTableSlot *slot;		/* the row, after ROW_FOUND */
 	Datum		key[2];			/* the primary key's columns, in its order */
+	LOCKMODE	lockmode;		/* on the table and the index */
+	bool		keep;			/* until the end of the transaction? */
 	RowState	state;			/* what the last look found */
 	TransactionId rival;		/* who is in the way, after ROW_RIVAL */
 	uint64		lock_hash;
