@@ -20,12 +20,13 @@
 
 #include <limits.h>
 
+#include "access/subtrans.h"
 #include "access/xact.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "storage/proc.h"
+#include "storage/procarray.h"
 #include "utils/fmgrprotos.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
@@ -37,9 +38,11 @@
  */
 #define LOCK_SPACE 0x6964
 
-static LockAcquireResult acquire(uint64 hash, bool dont_wait);
-static bool wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up);
-static void set_tag(LOCKTAG *tag, uint64 hash);
+static bool acquire(const LOCKTAG *tag, LOCKMODE mode, bool dont_wait);
+static bool acquire_until(const LOCKTAG *tag, LOCKMODE mode,
+						  TimestampTz give_up);
+static void release(const LOCKTAG *tag, LOCKMODE mode);
+static LOCKTAG tag_of(uint64 hash);
 
 /*
  * The lock's name: a hash of (scope, key).  The scope's hash seeds the key's,
@@ -66,20 +69,18 @@ ik_lock_hash(const text *scope, const text *key)
 bool
 ik_try_lock(uint64 hash)
 {
-	return acquire(hash, true) != LOCKACQUIRE_NOT_AVAIL;
+	LOCKTAG		tag = tag_of(hash);
+
+	return acquire(&tag, ExclusiveLock, true);
 }
 
 /* Give back one lock that this subtransaction took. */
 void
 ik_unlock(uint64 hash)
 {
-	LOCKTAG		tag;
-	ResourceOwner owner = CurrentResourceOwner;
+	LOCKTAG		tag = tag_of(hash);
 
-	set_tag(&tag, hash);
-	CurrentResourceOwner = CurTransactionResourceOwner;
-	LockRelease(&tag, ExclusiveLock, false);
-	CurrentResourceOwner = owner;
+	release(&tag, ExclusiveLock);
 }
 
 /*
@@ -88,52 +89,66 @@ ik_unlock(uint64 hash)
 bool
 ik_wait_for_lock(uint64 hash, TimestampTz give_up)
 {
-	if (TIMESTAMP_IS_NOEND(give_up))
-	{
-		(void) acquire(hash, false);
-		return true;
-	}
-	return wait_bounded(hash, InvalidTransactionId, give_up);
+	LOCKTAG		tag = tag_of(hash);
+
+	return acquire_until(&tag, ExclusiveLock, give_up);
 }
 
 /*
  * Wait for the end of a (sub)transaction, until give_up at the longest; false:
  * the time ran out.  Not to be called with a key's lock in hand: the other one
  * may need that lock next, which would be a deadlock of our own making.
+ *
+ * As XactLockTableWait(), whose bound would be for each of its waits: after a
+ * savepoint that is released it begins a second one, for the top transaction.
  */
 bool
 ik_wait_for_xact(TransactionId xid, TimestampTz give_up)
 {
-	if (TIMESTAMP_IS_NOEND(give_up))
+	while (TransactionIdIsInProgress(xid))
 	{
-		XactLockTableWait(xid, NULL, NULL, XLTW_None);
-		return true;
+		LOCKTAG		tag;
+		TransactionId top;
+
+		SET_LOCKTAG_TRANSACTION(tag, xid);
+		if (!acquire_until(&tag, ShareLock, give_up))
+			return false;
+		release(&tag, ShareLock);
+
+		if (!TransactionIdIsInProgress(xid))
+			break;
+		top = SubTransGetTopmostTransaction(xid);
+		if (top == xid)
+		{
+			/* it has not taken its own lock yet, or is being prepared */
+			CHECK_FOR_INTERRUPTS();
+			pg_usleep(1000);
+		}
+		xid = top;
 	}
-	return wait_bounded(0, xid, give_up);
+	return true;
 }
 
-static LockAcquireResult
-acquire(uint64 hash, bool dont_wait)
+static bool
+acquire(const LOCKTAG *tag, LOCKMODE mode, bool dont_wait)
 {
-	LOCKTAG		tag;
 	LockAcquireResult result;
 	ResourceOwner owner = CurrentResourceOwner;
 
-	set_tag(&tag, hash);
 	CurrentResourceOwner = CurTransactionResourceOwner;
-	result = LockAcquire(&tag, ExclusiveLock, false, dont_wait);
+	result = LockAcquire(tag, mode, false, dont_wait);
 	CurrentResourceOwner = owner;
-	return result;
+	return result != LOCKACQUIRE_NOT_AVAIL;
 }
 
 /*
- * Wait for xid if there is one, else for the lock.  The bound is the server's
- * own lock_timeout, lowered for the wait; it ends in an error, so the wait
- * stands in a subtransaction that takes the error back.  A lock_timeout of the
- * user's that ends sooner stays what it is everywhere: an error.
+ * The same with an end.  It is the server's own lock_timeout, lowered for the
+ * wait; it ends in an error, so the wait stands in a subtransaction that takes
+ * the error back.  A lock_timeout of the user's that ends sooner stays what it
+ * is everywhere: an error.
  */
 static bool
-wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
+acquire_until(const LOCKTAG *tag, LOCKMODE mode, TimestampTz give_up)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -142,6 +157,8 @@ wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
 	bool		ours;
 	ErrorData  *volatile error = NULL;
 
+	if (TIMESTAMP_IS_NOEND(give_up))
+		return acquire(tag, mode, false);
 	if (TIMESTAMP_IS_NOBEGIN(give_up))
 		return false;
 	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), give_up);
@@ -155,11 +172,11 @@ wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
 	{
 		if (ours)
 			LockTimeout = (int) Min(remaining, INT_MAX);
-		if (TransactionIdIsValid(xid))
-			XactLockTableWait(xid, NULL, NULL, XLTW_None);
-		else
-			(void) acquire(hash, false);
+		(void) acquire(tag, mode, false);
 		LockTimeout = user_timeout;
+
+		/* the timer may have gone off when the lock was granted already */
+		CHECK_FOR_INTERRUPTS();
 	}
 	PG_CATCH();
 	{
@@ -178,7 +195,7 @@ wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
 
-	/* not before: whoever catches it counts on his own subtransaction */
+	/* not before: who catches it counts on his own subtransaction */
 	if (error != NULL &&
 		(!ours || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE))
 		ReThrowError(error);
@@ -186,8 +203,21 @@ wait_bounded(uint64 hash, TransactionId xid, TimestampTz give_up)
 }
 
 static void
-set_tag(LOCKTAG *tag, uint64 hash)
+release(const LOCKTAG *tag, LOCKMODE mode)
 {
-	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId,
+	ResourceOwner owner = CurrentResourceOwner;
+
+	CurrentResourceOwner = CurTransactionResourceOwner;
+	LockRelease(tag, mode, false);
+	CurrentResourceOwner = owner;
+}
+
+static LOCKTAG
+tag_of(uint64 hash)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId,
 						 (uint32) (hash >> 32), (uint32) hash, LOCK_SPACE);
+	return tag;
 }
