@@ -77,6 +77,7 @@ ISOLATION = \
 	key_collision \
 	key_deadlock \
 	key_expired \
+	key_holder \
 	key_isolation \
 	key_mismatch \
 	key_own_write \

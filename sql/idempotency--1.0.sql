@@ -670,12 +670,12 @@ CREATE FUNCTION idempotency.lock_hash(
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_lock_hash_of';
 COMMENT ON FUNCTION idempotency.lock_hash(text, text) IS 'internal: the name of the key''s lock; in pg_locks its halves are classid and objid, objsubid is 26980; errors: 22004, 22023';
 
-CREATE FUNCTION idempotency.key_writer(
+CREATE FUNCTION idempotency.key_writers(
   scope text,
   key   text
-) RETURNS xid
-LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_writer';
-COMMENT ON FUNCTION idempotency.key_writer(text, text) IS 'internal: the open transaction that has written the key''s row, or NULL; errors: 22004, 22023';
+) RETURNS xid[]
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_writers';
+COMMENT ON FUNCTION idempotency.key_writers(text, text) IS 'internal: the open transaction that has written the key''s row, and its subtransaction that did, or NULL; errors: 22004, 22023';
 
 CREATE FUNCTION idempotency.leased_keys() RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_leased_keys';
@@ -804,8 +804,8 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-  hash   bigint := idempotency.lock_hash(scope, key);
-  writer xid := idempotency.key_writer(scope, key);
+  hash    bigint := idempotency.lock_hash(scope, key);
+  writers xid[] := idempotency.key_writers(scope, key);
 BEGIN
   -- a claim that is still at work holds the lock, a lease has its row
   RETURN QUERY
@@ -833,12 +833,12 @@ BEGIN
   SELECT 'transaction', holder.scope, holder.key, NULL::bigint, NULL::timestamptz, NULL::integer,
          l.pid, p.gid, coalesce(p.prepared, a.xact_start),
          (SELECT array_agg(w.pid) FROM pg_locks w
-          WHERE NOT w.granted AND w.transactionid = writer),
+          WHERE NOT w.granted AND w.transactionid = ANY (writers)),
          hash
   FROM pg_locks l
   LEFT JOIN pg_stat_activity a ON a.pid = l.pid
   LEFT JOIN idempotency.prepared_holders p ON l.pid IS NULL AND p.virtualtransaction = l.virtualtransaction
-  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = writer;
+  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = writers[1];
 END
 $$;
 COMMENT ON FUNCTION idempotency.holder(text, text) IS 'admin: who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
@@ -873,7 +873,7 @@ AS $$
         'attach_version', 'detach_version', 'guard_version', 'update_if'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
-        'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writer',
+        'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writers',
         'leased_keys', 'leased_key', 'outbox_counts', 'parked', 'key_counts', 'rotate_token_key',
         'define_machine', 'drop_machine', 'off_graph'
       ]::name[]

@@ -15,6 +15,7 @@
 
 #include "access/genam.h"
 #include "access/heapam.h"
+#include "access/subtrans.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "catalog/pg_type.h"
@@ -22,6 +23,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/snapmgr.h"
@@ -44,7 +46,7 @@ typedef struct KeyCounts
 } KeyCounts;
 
 PG_FUNCTION_INFO_V1(idempotency_lock_hash_of);
-PG_FUNCTION_INFO_V1(idempotency_key_writer);
+PG_FUNCTION_INFO_V1(idempotency_key_writers);
 PG_FUNCTION_INFO_V1(idempotency_leased_keys);
 PG_FUNCTION_INFO_V1(idempotency_leased_key);
 PG_FUNCTION_INFO_V1(idempotency_key_counts);
@@ -63,16 +65,19 @@ idempotency_lock_hash_of(PG_FUNCTION_ARGS)
 }
 
 /*
- * key_writer(scope, key): the open transaction that has written the key's
- * row, or NULL.
+ * key_writers(scope, key): the open transaction that has written the key's row,
+ * and its subtransaction that did, or NULL.  Only the former is in pg_locks
+ * when the savepoint has been released, or the transaction been prepared; a
+ * rival that came before waits for the latter.
  */
 Datum
-idempotency_key_writer(PG_FUNCTION_ARGS)
+idempotency_key_writers(PG_FUNCTION_ARGS)
 {
 	text	   *scope;
 	text	   *key;
 	RowAccess	row;
 	TransactionId writer;
+	Datum		writers[2];
 
 	ik_get_any_identity(fcinfo, &scope, &key);
 	if (RecoveryInProgress())
@@ -82,7 +87,11 @@ idempotency_key_writer(PG_FUNCTION_ARGS)
 	ik_close_row(&row);
 	if (!TransactionIdIsValid(writer))
 		PG_RETURN_NULL();
-	PG_RETURN_TRANSACTIONID(writer);
+	writers[0] = TransactionIdGetDatum(SubTransGetTopmostTransaction(writer));
+	writers[1] = TransactionIdGetDatum(writer);
+	PG_RETURN_ARRAYTYPE_P(construct_array(writers, lengthof(writers), XIDOID,
+										  sizeof(TransactionId), true,
+										  TYPALIGN_INT));
 }
 
 /*
