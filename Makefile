@@ -4,11 +4,13 @@ OBJS = \
 	src/init.o \
 	src/base/call.o \
 	src/base/settings.o \
+	src/base/siphash.o \
 	src/base/time.o \
 	src/store/lock.o \
 	src/store/own.o \
 	src/store/row.o \
 	src/store/sample.o \
+	src/store/secret.o \
 	src/store/tables.o \
 	src/table/convert.o \
 	src/table/fence.o \

@@ -11,6 +11,35 @@ SET LOCAL default_table_access_method = heap;
 COMMENT ON SCHEMA idempotency IS 'idempotency: keys, state machines, versions, one-time tokens, leases and the outbox';
 
 ----------------------------------------------------------------------------
+-- Secrets
+----------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.table_changed() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_table_changed';
+COMMENT ON FUNCTION idempotency.table_changed() IS 'internal: has every session read the table again; error: 39P01';
+
+-- What the names of locks and the digests of requests are made with: 244 random
+-- bits.  The newest is used; the others are there for what was stored under
+-- them.  The id is random too, so a restored dump can bring its own.
+CREATE TABLE idempotency.secrets (
+  id         integer     PRIMARY KEY DEFAULT pg_catalog.uuid_hash(pg_catalog.gen_random_uuid()),
+  created_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+  secret     bytea       NOT NULL DEFAULT pg_catalog.sha256(
+    pg_catalog.uuid_send(pg_catalog.gen_random_uuid()) || pg_catalog.uuid_send(pg_catalog.gen_random_uuid()))
+);
+COMMENT ON TABLE idempotency.secrets IS 'internal: what the names of locks and the digests of requests are made with, secret; INSERT ... DEFAULT VALUES makes a new one, to be used while no session is at work';
+GRANT SELECT, INSERT ON idempotency.secrets TO @extowner@;
+SELECT pg_catalog.pg_extension_config_dump('idempotency.secrets', '');
+
+CREATE TRIGGER changed
+AFTER INSERT OR UPDATE OR DELETE ON idempotency.secrets
+FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed();
+ALTER TABLE idempotency.secrets ENABLE ALWAYS TRIGGER changed;
+COMMENT ON TRIGGER changed ON idempotency.secrets IS 'internal: has every session read the secrets again';
+
+INSERT INTO idempotency.secrets DEFAULT VALUES;
+
+----------------------------------------------------------------------------
 -- Keys
 ----------------------------------------------------------------------------
 
@@ -547,13 +576,9 @@ CREATE FUNCTION idempotency.rotate_token_key(
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_rotate_token_key';
 COMMENT ON FUNCTION idempotency.rotate_token_key(boolean) IS 'admin: signs new tokens with a new key; those of the old keys stay valid, or with retire, after a leak, become invalid; errors: 22004, 25006, 40001, 55000';
 
-CREATE FUNCTION idempotency.token_keys_changed() RETURNS trigger
-LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_token_keys_changed';
-COMMENT ON FUNCTION idempotency.token_keys_changed() IS 'internal: has every session read the token keys again; error: 39P01';
-
 CREATE TRIGGER changed
 AFTER INSERT OR UPDATE OR DELETE ON idempotency.token_keys
-FOR EACH ROW EXECUTE FUNCTION idempotency.token_keys_changed();
+FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed();
 ALTER TABLE idempotency.token_keys ENABLE ALWAYS TRIGGER changed;
 COMMENT ON TRIGGER changed ON idempotency.token_keys IS 'internal: has every session read the token keys again';
 

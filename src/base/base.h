@@ -44,6 +44,21 @@ extern void ik_check_text(const text *value, Size limit, const char *name,
 						  const char *hint);
 extern void ik_refuse_to_write(const char *function);
 
+/* siphash.c: a hash under a secret key */
+typedef struct Sip
+{
+	uint64		v0;
+	uint64		v1;
+	uint64		v2;
+	uint64		v3;
+	uint64		tail;			/* bytes that do not fill a word yet */
+	uint64		len;			/* bytes so far */
+} Sip;
+
+extern void ik_sip_start(Sip *sip, const uint8 *key);
+extern void ik_sip_add(Sip *sip, const void *data, Size len);
+extern void ik_sip_finish(Sip *sip, uint64 hash[2]);
+
 /* time.c: the one judgement of every interval */
 extern TimestampTz ik_after(TimestampTz from, const Interval *interval,
 							bool zero_allowed, const char *name,

@@ -76,6 +76,13 @@ typedef bool TU_UpdateIndexes;
 	ExecInsertIndexTuples(rel, slot, estate, update, true, conflict, NIL)
 #endif
 
+/* 17 moved it */
+#if PG_VERSION_NUM >= 170000
+#define compat_my_lxid (MyProc->vxid.lxid)
+#else
+#define compat_my_lxid (MyProc->lxid)
+#endif
+
 /* before 18 it stands behind the declaration as well */
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn pg_attribute_noreturn()

@@ -127,7 +127,7 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
 Datum
 idempotency_machines_changed(PG_FUNCTION_ARGS)
 {
-	return ik_announce_change(fcinfo, "machines");
+	return ik_announce_change(fcinfo);
 }
 
 /*

@@ -22,7 +22,6 @@
 
 #include "access/subtrans.h"
 #include "access/xact.h"
-#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
 #include "storage/proc.h"
@@ -45,21 +44,27 @@ static void release(const LOCKTAG *tag, LOCKMODE mode);
 static LOCKTAG tag_of(uint64 hash);
 
 /*
- * The lock's name: a hash of (scope, key).  The scope's hash seeds the key's,
- * so that ('ab', 'c') and ('a', 'bc') differ.
+ * The lock's name: a hash of (scope, key) under the secret of this database, so
+ * that nobody can choose a key whose lock is another's as well (secret.c).  The
+ * scope's length comes first, so that ('ab', 'c') and ('a', 'bc') differ.
  */
 uint64
 ik_lock_hash(const text *scope, const text *key)
 {
-	uint64		hash;
+	static const uint8 no_secret[16] = {0};
+	const Secret *secret = ik_newest_secret();
+	uint64		scope_len = VARSIZE_ANY_EXHDR(scope);
+	uint64		hash[2];
+	Sip			sip;
 
-	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(scope),
-							   VARSIZE_ANY_EXHDR(scope), 0);
-	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(key),
-							   VARSIZE_ANY_EXHDR(key), hash);
+	ik_sip_start(&sip, secret ? secret->for_locks : no_secret);
+	ik_sip_add(&sip, &scope_len, sizeof(scope_len));
+	ik_sip_add(&sip, VARDATA_ANY(scope), scope_len);
+	ik_sip_add(&sip, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	ik_sip_finish(&sip, hash);
 	if (ik_debug_hash_bits < 64)
-		hash &= (UINT64CONST(1) << ik_debug_hash_bits) - 1;
-	return hash;
+		hash[0] &= (UINT64CONST(1) << ik_debug_hash_bits) - 1;
+	return hash[0];
 }
 
 /*

@@ -47,6 +47,30 @@ ik_sample(Relation rel, void (*see) (TupleTableSlot *slot, void *arg),
 	return factor;
 }
 
+/*
+ * Show each row of a small table, as it is committed by now whatever the
+ * caller's snapshot.  SnapshotAny and a check of our own take no predicate
+ * lock.
+ */
+void
+ik_each_row(Relation rel, void (*see) (TupleTableSlot *slot, void *arg),
+			void *arg)
+{
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TableScanDesc scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL,
+											   true, false);
+
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		if (table_tuple_satisfies_snapshot(rel, slot, snapshot))
+			see(slot, arg);
+	}
+	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	ExecDropSingleTupleTableSlot(slot);
+}
+
 static void
 show_blocks(Relation rel, BlockNumber first, BlockNumber n,
 			void (*see) (TupleTableSlot *slot, void *arg), void *arg)

@@ -98,6 +98,15 @@ enum
 #define EVENT_ACKNOWLEDGED	'a' /* done with, to be cleared away */
 #define EVENT_PARKED		'p' /* failed too often */
 
+/* idempotency.secrets */
+enum
+{
+	SECRETS_ID,
+	SECRETS_CREATED_AT,
+	SECRETS_SECRET,
+	SECRETS_NATTS
+};
+
 /* idempotency.machines, which SQL writes */
 enum
 {
@@ -159,11 +168,12 @@ extern OwnTable ik_outbox;
 extern OwnTable ik_token_keys;
 extern OwnTable ik_used_tokens;
 extern OwnTable ik_token_generations;
+extern OwnTable ik_secrets;
 
 extern Relation ik_open_table(OwnTable *table, LOCKMODE lockmode);
 extern Oid	ik_own_index(OwnTable *table, int which);
 extern uint64 ik_table_changes(const OwnTable *table);
-extern Datum ik_announce_change(FunctionCallInfo fcinfo, const char *table);
+extern Datum ik_announce_change(FunctionCallInfo fcinfo);
 
 /* own.c: which objects are ours, and in whose name their tables are written */
 extern Oid	ik_own_relation(const char *name);
@@ -231,7 +241,22 @@ extern void ik_unlock(uint64 hash);
 extern bool ik_wait_for_lock(uint64 hash, TimestampTz give_up);
 extern bool ik_wait_for_xact(TransactionId xid, TimestampTz give_up);
 
+/* secret.c: what we hash under */
+typedef struct Secret
+{
+	int32		id;
+	TimestampTz created_at;
+	uint8		for_locks[16];
+	uint8		for_requests[16];
+} Secret;
+
+extern const Secret *ik_newest_secret(void);
+extern const Secret *ik_find_secret(int32 id);
+
 /* sample.c: a table as a whole */
+extern void ik_each_row(Relation rel,
+						void (*see) (TupleTableSlot *slot, void *arg),
+						void *arg);
 extern double ik_sample(Relation rel,
 						void (*see) (TupleTableSlot *slot, void *arg),
 						void *arg);

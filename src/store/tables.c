@@ -16,6 +16,7 @@
 #include "access/table.h"
 #include "access/transam.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
@@ -25,6 +26,8 @@
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
+
+PG_FUNCTION_INFO_V1(idempotency_table_changed);
 
 static void examine(OwnTable *table, Relation rel);
 static bool has_our_triggers(OwnTable *table, Relation rel);
@@ -161,12 +164,33 @@ OwnTable	ik_outbox = {
 	.equal = {F_INT8EQ}
 };
 
+static const OwnColumn secrets_columns[] = {
+	[SECRETS_ID] = {"id", INT4OID},
+	[SECRETS_CREATED_AT] = {"created_at", TIMESTAMPTZOID},
+	[SECRETS_SECRET] = {"secret", BYTEAOID}
+};
+
+static const OwnIndex secrets_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {SECRETS_ID}}
+};
+
+OwnTable	ik_secrets = {
+	.name = "secrets",
+	.columns = secrets_columns,
+	.natts = lengthof(secrets_columns),
+	.indexes = secrets_indexes,
+	.nindexes = lengthof(secrets_indexes),
+	.equal = {F_INT4EQ},
+	.watched = true
+};
+
 static OwnTable *const own_tables[] = {
 	&ik_keys,
 	&ik_outbox,
 	&ik_token_keys,
 	&ik_used_tokens,
-	&ik_token_generations
+	&ik_token_generations,
+	&ik_secrets
 };
 
 /* Open one of our tables, as the install script made it; 55000 if it is not. */
@@ -224,26 +248,41 @@ ik_table_changes(const OwnTable *table)
 
 /*
  * The work of a trigger function on a table of ours that is watched: have
- * every session read it anew.  Only on that table: on another one, a trigger
- * made by hand could do no more than be in the way (39P01).
+ * every session read it anew.  Only on a table of ours: on another one, a
+ * trigger made by hand could do no more than be in the way (39P01).
  */
 Datum
-ik_announce_change(FunctionCallInfo fcinfo, const char *table)
+ik_announce_change(FunctionCallInfo fcinfo)
 {
 	TriggerData *trigdata = (TriggerData *) fcinfo->context;
 
 	if (!CALLED_AS_TRIGGER(fcinfo) ||
 		!TRIGGER_FIRED_AFTER(trigdata->tg_event) ||
-		RelationGetNamespace(trigdata->tg_relation) !=
-		get_func_namespace(fcinfo->flinfo->fn_oid) ||
-		strcmp(RelationGetRelationName(trigdata->tg_relation), table) != 0)
+		!ik_is_ours(RelationRelationId, RelationGetRelid(trigdata->tg_relation)))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("function \"%s\" must be fired by the triggers of table idempotency.%s",
-						get_func_name(fcinfo->flinfo->fn_oid), table),
-				 errhint("Drop the trigger: it is internal to the extension.")));
+				 errmsg("function \"%s\" must be fired by a trigger of the extension's own tables",
+						get_func_name(fcinfo->flinfo->fn_oid)),
+				 errhint("Drop the trigger: the function is internal to the extension.")));
 	CacheInvalidateRelcache(trigdata->tg_relation);
 	return PointerGetDatum(NULL);
+}
+
+/*
+ * The trigger of a watched table.
+ *
+ *		CREATE TRIGGER changed
+ *		AFTER INSERT OR UPDATE OR DELETE ON ...
+ *		FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed()
+ *
+ * For each row, since logical replication fires no statement triggers, and
+ * ENABLE ALWAYS, since it and a restore run as a replica.  (TRUNCATE
+ * invalidates by itself.)
+ */
+Datum
+idempotency_table_changed(PG_FUNCTION_ARGS)
+{
+	return ik_announce_change(fcinfo);
 }
 
 /*

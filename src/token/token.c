@@ -151,7 +151,6 @@ PG_FUNCTION_INFO_V1(idempotency_check_token);
 PG_FUNCTION_INFO_V1(idempotency_revoke_token);
 PG_FUNCTION_INFO_V1(idempotency_revoke_tokens);
 PG_FUNCTION_INFO_V1(idempotency_rotate_token_key);
-PG_FUNCTION_INFO_V1(idempotency_token_keys_changed);
 
 static void rotate_keys(Relation rel, TimestampTz now, bool retire);
 static void get_binding(FunctionCallInfo fcinfo, int first, Token *token);
@@ -362,22 +361,6 @@ idempotency_rotate_token_key(PG_FUNCTION_ARGS)
 	CacheInvalidateRelcache(row.rel);
 	ik_close_row(&row);
 	PG_RETURN_VOID();
-}
-
-/*
- * Every session that has the token keys cached has to read them again.
- *
- *		CREATE TRIGGER changed
- *		AFTER INSERT OR UPDATE OR DELETE ON idempotency.token_keys
- *		FOR EACH ROW EXECUTE FUNCTION idempotency.token_keys_changed()
- *
- * For each row, since logical replication fires no statement triggers.
- * (TRUNCATE invalidates by itself.)
- */
-Datum
-idempotency_token_keys_changed(PG_FUNCTION_ARGS)
-{
-	return ik_announce_change(fcinfo, "token_keys");
 }
 
 /*

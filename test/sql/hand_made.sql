@@ -275,8 +275,8 @@ INSERT INTO form VALUES (1, 1);
 SELECT forms('CREATE TRIGGER t ' || c, s) FROM (VALUES
   ('BEFORE UPDATE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed()', 'UPDATE form SET n = 1'),
   ('AFTER UPDATE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed()', 'UPDATE form SET n = 1'),
-  ('BEFORE DELETE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.token_keys_changed()', 'DELETE FROM form'),
-  ('AFTER UPDATE ON form EXECUTE FUNCTION idempotency.token_keys_changed()', 'UPDATE form SET n = 1')) v(c, s);
+  ('BEFORE DELETE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed()', 'DELETE FROM form'),
+  ('AFTER UPDATE ON form EXECUTE FUNCTION idempotency.table_changed()', 'UPDATE form SET n = 1')) v(c, s);
 -- what the owner of our own tables can do to them
 SET search_path = public;
 BEGIN;

@@ -418,7 +418,7 @@ SELECT call, try('SELECT idempotency.' || call) FROM (VALUES
 ) v (n, call) ORDER BY n;
 RESET ROLE;
 SELECT try('SELECT idempotency.rotate_token_key(NULL)');
-SELECT try('SELECT idempotency.token_keys_changed()');
+SELECT try('SELECT idempotency.table_changed()');
 
 ----------------------------------------------------------------------------
 -- Privileges

@@ -1,0 +1,127 @@
+/*-------------------------------------------------------------------------
+ *
+ * siphash.c
+ *		SipHash-2-4 with 128 bits of output: a hash under a secret key.
+ *
+ * Without the key nobody can tell what a value hashes to, or find two that
+ * hash to the same, however many hashes he has seen.  The server's own hash
+ * functions are fast and not made for that; its HMAC is, at many times the
+ * cost for the short values that are hashed here.
+ *
+ * After "SipHash: a fast short-input PRF" by Aumasson and Bernstein, 2012.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "base/base.h"
+
+#include "port/pg_bswap.h"
+
+static void add_word(Sip *sip, uint64 word);
+static void mix(Sip *sip, int rounds);
+static uint64 get_word(const uint8 *bytes);
+
+/* The key has 16 bytes. */
+void
+ik_sip_start(Sip *sip, const uint8 *key)
+{
+	uint64		k0 = get_word(key);
+	uint64		k1 = get_word(key + 8);
+
+	/* the constants are the paper's; 0xee asks for 128 bits */
+	sip->v0 = k0 ^ UINT64CONST(0x736f6d6570736575);
+	sip->v1 = k1 ^ UINT64CONST(0x646f72616e646f6d) ^ 0xee;
+	sip->v2 = k0 ^ UINT64CONST(0x6c7967656e657261);
+	sip->v3 = k1 ^ UINT64CONST(0x7465646279746573);
+	sip->tail = 0;
+	sip->len = 0;
+}
+
+/* Add some bytes; how they are cut into calls makes no difference. */
+void
+ik_sip_add(Sip *sip, const void *data, Size len)
+{
+	const uint8 *bytes = data;
+	int			filled = sip->len % 8 * 8;	/* bits of the tail in use */
+
+	sip->len += len;
+	for (; len >= 8; bytes += 8, len -= 8)
+	{
+		uint64		word = get_word(bytes);
+
+		add_word(sip, sip->tail | word << filled);
+		sip->tail = filled == 0 ? 0 : word >> (64 - filled);
+	}
+	for (; len > 0; bytes++, len--)
+	{
+		sip->tail |= (uint64) *bytes << filled;
+		filled += 8;
+		if (filled == 64)
+		{
+			add_word(sip, sip->tail);
+			sip->tail = 0;
+			filled = 0;
+		}
+	}
+}
+
+void
+ik_sip_finish(Sip *sip, uint64 hash[2])
+{
+	add_word(sip, sip->tail | sip->len << 56);
+	sip->v2 ^= 0xee;
+	mix(sip, 4);
+	hash[0] = sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3;
+	sip->v1 ^= 0xdd;
+	mix(sip, 4);
+	hash[1] = sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3;
+}
+
+static void
+add_word(Sip *sip, uint64 word)
+{
+	sip->v3 ^= word;
+	mix(sip, 2);
+	sip->v0 ^= word;
+}
+
+#define ROTATE(x, n) ((x) << (n) | (x) >> (64 - (n)))
+
+static void
+mix(Sip *sip, int rounds)
+{
+	uint64		v0 = sip->v0;
+	uint64		v1 = sip->v1;
+	uint64		v2 = sip->v2;
+	uint64		v3 = sip->v3;
+
+	while (rounds-- > 0)
+	{
+		v0 += v1;
+		v1 = ROTATE(v1, 13) ^ v0;
+		v0 = ROTATE(v0, 32);
+		v2 += v3;
+		v3 = ROTATE(v3, 16) ^ v2;
+		v0 += v3;
+		v3 = ROTATE(v3, 21) ^ v0;
+		v2 += v1;
+		v1 = ROTATE(v1, 17) ^ v2;
+		v2 = ROTATE(v2, 32);
+	}
+	sip->v0 = v0;
+	sip->v1 = v1;
+	sip->v2 = v2;
+	sip->v3 = v3;
+}
+
+/* Little-endian, so that a digest is the same on every machine. */
+static uint64
+get_word(const uint8 *bytes)
+{
+	uint64		word;
+
+	memcpy(&word, bytes, sizeof(word));
+#ifdef WORDS_BIGENDIAN
+	word = pg_bswap64(word);
+#endif
+	return word;
+}
