@@ -67,6 +67,7 @@ REGRESS = \
 	rare \
 	readonly \
 	run \
+	secret \
 	settings \
 	token \
 	token_form \
@@ -85,6 +86,7 @@ ISOLATION = \
 	key_own_write \
 	key_reindex \
 	key_replays \
+	key_secret \
 	key_wait \
 	lease_takeover \
 	machine_ddl \

@@ -175,7 +175,7 @@ sub rows
 	my ($database) = @_;
 	my @tables = split /\n/, $node->safe_psql($database, q{
 		SELECT c.oid::regclass FROM pg_class c
-		WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'r' AND relname NOT IN ('token_keys', 'notes')
+		WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'r' AND relname NOT IN ('token_keys', 'secrets', 'notes')
 		ORDER BY relname});
 	return join("\n", map {
 		"$_: " . $node->safe_psql($database, qq{
