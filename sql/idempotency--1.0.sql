@@ -954,70 +954,84 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.take_over_grants() IS 'internal: makes every grant on our objects one of their owner';
 
+-- One role's privileges at a time: two GRANTs on one object at once fail.
+CREATE FUNCTION idempotency.lock_privileges() RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  -- once our schema was renamed, one of its name is another role's
+  IF NOT EXISTS (
+    SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+    WHERE d.classid = 'pg_namespace'::regclass AND d.objid = to_regnamespace('idempotency')
+      AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency'
+  ) THEN
+    RAISE 'there is no schema idempotency that belongs to the extension'
+      USING ERRCODE = '55000', HINT = 'Give the schema back the name that the extension gave it.';
+  END IF;
+  LOCK TABLE idempotency.machines IN SHARE UPDATE EXCLUSIVE MODE;
+END
+$$;
+COMMENT ON FUNCTION idempotency.lock_privileges() IS 'internal: keeps others from changing privileges until the end of the transaction; error: 55000';
+
+CREATE FUNCTION idempotency.change_privileges(commands text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  command text;
+BEGIN
+  FOREACH command IN ARRAY commands LOOP
+    EXECUTE command;
+  END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idempotency.change_privileges(text[]) IS 'internal: GRANT and REVOKE';
+
 -- Definers, so that the grants come from the objects' owner, and a dump holds
 -- plain GRANT statements that any later owner of the extension can repeat.
+-- Their bodies are bound to what they call: found by name, it could be another
+-- role's, run as the definer.
 CREATE FUNCTION idempotency.grant_usage(role name) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
+LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-  privilege text;
-BEGIN
-  -- two GRANTs on one object at once fail
-  LOCK TABLE idempotency.machines IN SHARE UPDATE EXCLUSIVE MODE;
-  FOR privilege IN SELECT idempotency.privileges_of('usage') LOOP
-    EXECUTE format('GRANT %s TO %I', privilege, role);
-  END LOOP;
-END
-$$;
+BEGIN ATOMIC
+  SELECT idempotency.lock_privileges();
+  SELECT idempotency.change_privileges(
+    ARRAY(SELECT format('GRANT %s TO %I', privilege, role) FROM idempotency.privileges_of('usage') privilege));
+END;
 COMMENT ON FUNCTION idempotency.grant_usage(name) IS 'lets a role call what an application calls; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
-CREATE FUNCTION idempotency.revoke_usage(role name) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION idempotency.revoke_admin(role name) RETURNS void
+LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-  privilege text;
-BEGIN
-  PERFORM idempotency.revoke_admin(role);
-  FOR privilege IN SELECT idempotency.privileges_of('usage') LOOP
-    EXECUTE format('REVOKE %s FROM %I', privilege, role);
-  END LOOP;
-END
-$$;
+BEGIN ATOMIC
+  SELECT idempotency.lock_privileges();
+  SELECT idempotency.take_over_grants();
+  SELECT idempotency.change_privileges(
+    ARRAY(SELECT format('REVOKE %s FROM %I', privilege, role) FROM idempotency.privileges_of('admin') privilege));
+END;
+COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; errors: 22004 NULL, 42601 empty, 42704 unknown role';
+
+CREATE FUNCTION idempotency.revoke_usage(role name) RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+  SELECT idempotency.revoke_admin(role);
+  SELECT idempotency.change_privileges(
+    ARRAY(SELECT format('REVOKE %s FROM %I', privilege, role) FROM idempotency.privileges_of('usage') privilege));
+END;
 COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
 CREATE FUNCTION idempotency.grant_admin(role name) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
+LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-  privilege text;
-BEGIN
-  PERFORM idempotency.grant_usage(role);
-  FOR privilege IN SELECT idempotency.privileges_of('admin') LOOP
-    EXECUTE format('GRANT %s TO %I', privilege, role);
-  END LOOP;
-END
-$$;
+BEGIN ATOMIC
+  SELECT idempotency.grant_usage(role);
+  SELECT idempotency.change_privileges(
+    ARRAY(SELECT format('GRANT %s TO %I', privilege, role) FROM idempotency.privileges_of('admin') privilege));
+END;
 COMMENT ON FUNCTION idempotency.grant_admin(name) IS 'grant_usage, and what an operator calls: the administrative functions and the views; errors: 22004 NULL, 42601 empty, 42704 unknown role';
-
-CREATE FUNCTION idempotency.revoke_admin(role name) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-  privilege text;
-BEGIN
-  -- two GRANTs on one object at once fail
-  LOCK TABLE idempotency.machines IN SHARE UPDATE EXCLUSIVE MODE;
-  PERFORM idempotency.take_over_grants();
-  FOR privilege IN SELECT idempotency.privileges_of('admin') LOOP
-    EXECUTE format('REVOKE %s FROM %I', privilege, role);
-  END LOOP;
-END
-$$;
-COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
 -- Nothing for PUBLIC, whatever the default privileges are.
 REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;

@@ -23,6 +23,7 @@ WHERE r.rolname ~* '^regress'
 GROUP BY r.oid, r.rolname;
 CREATE VIEW regress.rights AS
 SELECT role, schema, all_usage OR any_usage > 0 AND NULL AS usage, all_admin OR any_admin > 0 AND NULL AS admin, internal FROM regress.may_call;
+-- NULL is also what grant and revoke return
 \pset null '(partly)'
 
 -- nobody has anything, and the lists name what is there
@@ -176,6 +177,6 @@ ORDER BY 1;
 
 SET client_min_messages = warning;
 TRUNCATE idempotency.keys;
-SELECT count(idempotency.revoke_usage(role)) FROM unnest('{regress_app,regress_admin}'::name[]) AS role;
+SELECT count(*) FROM unnest('{regress_app,regress_admin}'::name[]) AS role, LATERAL idempotency.revoke_usage(role);
 DROP SCHEMA regress CASCADE;
 DROP ROLE regress_member, regress_app, regress_admin, "Regress_App", "regress odd "".name";
