@@ -821,51 +821,50 @@ CREATE VIEW idempotency.stats AS
   SELECT 'outbox_parked', NULL, NULL, parked, parked_estimate FROM events;
 COMMENT ON VIEW idempotency.stats IS 'admin: keys by scope and status, lapsed leases, expired keys that purge has not removed yet, bytes by table with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
 
+-- Its body is bound to what it calls, as those of grant_usage and its like.
 CREATE FUNCTION idempotency.holder(
   scope text,
   key   text
 ) RETURNS SETOF idempotency.in_flight
-LANGUAGE plpgsql
+LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-  hash    bigint := idempotency.lock_hash(scope, key);
-  writers xid[] := idempotency.key_writers(scope, key);
-BEGIN
-  -- a claim that is still at work holds the lock, a lease has its row
-  RETURN QUERY
-  WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks WHERE lock_hash = hash),
+BEGIN ATOMIC
+  WITH asked AS MATERIALIZED (
+         SELECT idempotency.lock_hash($1, $2) AS hash, idempotency.key_writers($1, $2) AS writers),
+       locks AS MATERIALIZED (
+         SELECT l.* FROM asked JOIN idempotency.key_locks l ON l.lock_hash = asked.hash),
        waiting AS (SELECT array_agg(pid) AS pids FROM locks WHERE NOT granted)
+  -- a claim that is still at work holds the lock, a lease has its row
   SELECT 'lease', k.scope, k.key, k.fence, k.deadline, k.attempt,
          NULL::integer, NULL::text,
          '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond',
          w.pids,
-         hash
-  FROM idempotency.leased_key(holder.scope, holder.key) k
+         a.hash
+  FROM asked a
   CROSS JOIN waiting w
+  CROSS JOIN idempotency.leased_key($1, $2) k
   WHERE k.expires_at > clock_timestamp()
   UNION ALL
-  SELECT 'transaction', holder.scope, holder.key, NULL, NULL, NULL,
+  SELECT 'transaction', $1, $2, NULL, NULL, NULL,
          l.pid, l.prepared_gid, l.since,
          w.pids,
-         hash
+         l.lock_hash
   FROM locks l
   CROSS JOIN waiting w
-  WHERE l.granted;
-
+  WHERE l.granted
+  UNION ALL
   -- one that has stored its answer, and not committed, holds the row
-  RETURN QUERY
-  SELECT 'transaction', holder.scope, holder.key, NULL::bigint, NULL::timestamptz, NULL::integer,
-         l.pid, p.gid, coalesce(p.prepared, a.xact_start),
+  SELECT 'transaction', $1, $2, NULL, NULL, NULL,
+         l.pid, p.gid, coalesce(p.prepared, s.xact_start),
          (SELECT array_agg(w.pid) FROM pg_locks w
-          WHERE NOT w.granted AND w.transactionid = ANY (writers)),
-         hash
-  FROM pg_locks l
-  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+          WHERE NOT w.granted AND w.transactionid = ANY (a.writers)),
+         a.hash
+  FROM asked a
+  JOIN pg_locks l ON l.transactionid = a.writers[1]
+  LEFT JOIN pg_stat_activity s ON s.pid = l.pid
   LEFT JOIN idempotency.prepared_holders p ON l.pid IS NULL AND p.virtualtransaction = l.virtualtransaction
-  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = writers[1];
-END
-$$;
+  WHERE l.locktype = 'transactionid' AND l.granted;
+END;
 COMMENT ON FUNCTION idempotency.holder(text, text) IS 'admin: who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
 
 ----------------------------------------------------------------------------

@@ -83,6 +83,7 @@ END $$;
 CREATE FUNCTION idempotency.guard_state() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 CREATE FUNCTION idempotency.guard_version() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 CREATE FUNCTION idempotency.privileges_of(audience text) RETURNS SETOF text LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'other code'; END $$;
+CREATE FUNCTION idempotency.lock_hash(scope text, key text) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'other code'; END $$;
 CREATE FUNCTION idempotency.revoke_admin(role name) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'other code'; END $$;
 CREATE FUNCTION idempotency.grant_usage(role name) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'other code'; END $$;
 INSERT INTO idempotency.machines VALUES ('own', '{"initial": "OLD", "transitions": {"OLD": {"go": "NEW"}}}', false);
@@ -102,7 +103,7 @@ FROM unnest(ARRAY[$$SELECT regress_away.once('own', 'before')$$, $$SELECT regres
   $$SELECT regress_away.define_machine('m', '{"initial": "A", "transitions": {"A": ["B"]}}')$$, $$SELECT regress_away.drop_machine('own')$$, $$SELECT regress_away.machine_diagram('own')$$,
   $$SELECT regress_away.fire('regress_own.thing', 8, 'go')$$, $$UPDATE regress_own.thing SET status = 'OLD' WHERE id = 8$$, $$SELECT regress_away.detach_machine('regress_own.thing', 'status')$$,
   $$SELECT regress_away.grant_usage('regress_app')$$, $$SELECT regress_away.grant_admin('regress_app')$$, $$SELECT regress_away.revoke_usage('regress_app')$$, $$SELECT regress_away.revoke_admin('regress_app')$$,
-  $$SELECT * FROM regress_away.stats$$, $$SELECT * FROM regress_away.in_flight$$]) WITH ORDINALITY AS u(call, n) ORDER BY n;
+  $$SELECT * FROM regress_away.stats$$, $$SELECT * FROM regress_away.in_flight$$, $$SELECT * FROM regress_away.holder('own', 'k')$$]) WITH ORDINALITY AS u(call, n) ORDER BY n;
 SELECT * FROM regress_own.written;
 \set VERBOSITY default
 SELECT regress_away.once('own', 'before');
