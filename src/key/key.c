@@ -19,7 +19,6 @@
  */
 #include "key/key.h"
 
-#include "access/detoast.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
@@ -437,17 +436,6 @@ ik_expiry(TimestampTz from, const Interval *ttl)
 	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
 												   TimestampTzGetDatum(from),
 												   IntervalPGetDatum(ttl)));
-}
-
-/* A copy of a varlena, or NULL; one out of a slot outlives its table's lock. */
-void *
-ik_copy_value(const void *value)
-{
-	if (value == NULL)
-		return NULL;
-	if (VARATT_IS_EXTERNAL(value))
-		return detoast_external_attr(unconstify(void *, value));
-	return memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
 }
 
 /* Does the row count?  A released one does not, nor does an expired one. */

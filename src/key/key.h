@@ -120,7 +120,6 @@ extern void ik_write_key(RowAccess *row, const KeyRow *key);
 extern void ik_take_over(KeyRow *next, const KeyRow *old,
 						 TimestampTz now);
 extern TimestampTz ik_expiry(TimestampTz from, const Interval *ttl);
-extern void *ik_copy_value(const void *value);
 extern void ik_write_answer(RowAccess *row, const Claim *claim,
 							KeyStatus outcome, const KeyAnswer *answer);
 extern bool ik_key_is_present(const KeyRow *stored, TimestampTz now);

@@ -14,6 +14,7 @@
  */
 #include "store/store.h"
 
+#include "access/detoast.h"
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
@@ -272,6 +273,17 @@ ik_delete_row(RowAccess *row)
 							&failure) != TM_Ok)
 		lost_race();
 	CommandCounterIncrement();
+}
+
+/* A copy of a varlena, or NULL; one out of a slot outlives its table's lock. */
+void *
+ik_copy_value(const void *value)
+{
+	if (value == NULL)
+		return NULL;
+	if (VARATT_IS_EXTERNAL(value))
+		return detoast_external_attr(unconstify(void *, value));
+	return memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
 }
 
 /* Did this transaction write or delete a version of the row? */
