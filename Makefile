@@ -123,7 +123,8 @@ $(shell mkdir -p $(sort $(dir $(OBJS))))
 
 $(OBJS): $(wildcard $(srcdir)/src/*/*.h)
 
-# The archive for PGXN: what is committed, under the version of META.json.
+# The archive for PGXN: what is committed, under the version of META.json.  A zip
+# holds local times: with one zone, a commit has one archive.
 .PHONY: dist
 dist:
-	git -C $(srcdir) archive --format=zip --prefix=idempotency-$(DISTVERSION)/ --output=$(CURDIR)/idempotency-$(DISTVERSION).zip HEAD
+	TZ=UTC git -C $(srcdir) archive --format=zip --prefix=idempotency-$(DISTVERSION)/ --output=$(CURDIR)/idempotency-$(DISTVERSION).zip HEAD
