@@ -748,8 +748,8 @@ CREATE VIEW idempotency.key_locks AS
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
 
 -- With its answers stored, a transaction has given the keys' locks back, but
--- rivals wait for its end.  It is shown if it is prepared and wrote to the table,
--- as the lock on that tells, or if somebody waits.
+-- rivals wait for its end.  It is shown if somebody waits, or if it is prepared and
+-- has a writer's lock on the table.
 CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
        waiting AS MATERIALIZED (

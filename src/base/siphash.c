@@ -17,7 +17,7 @@
 #include "port/pg_bswap.h"
 
 static void add_word(Sip *sip, uint64 word);
-static void mix(Sip *sip, int rounds);
+static inline void mix(Sip *sip, int rounds);
 static uint64 get_word(const uint8 *bytes);
 
 /* The key has 16 bytes. */
@@ -86,7 +86,7 @@ add_word(Sip *sip, uint64 word)
 
 #define ROTATE(x, n) ((x) << (n) | (x) >> (64 - (n)))
 
-static void
+static inline void
 mix(Sip *sip, int rounds)
 {
 	uint64		v0 = sip->v0;

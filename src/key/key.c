@@ -134,7 +134,6 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 								  request->key, request->request,
 								  request->ttl);
 			(*claim)->replaces = row.state == ROW_FOUND;
-			row.keep = true;
 		}
 	}
 	ik_close_row(&row);

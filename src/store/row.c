@@ -59,7 +59,6 @@ ik_open_row(RowAccess *row, OwnTable *table, Datum key1, Datum key2,
 {
 	row->table = table;
 	row->lockmode = lockmode;
-	row->keep = false;
 	row->rel = ik_open_table(table, lockmode);
 	row->index = index_open(table->found[PRIMARY_KEY], lockmode);
 	row->slot = table_slot_create(row->rel, NULL);
@@ -72,15 +71,15 @@ ik_open_row(RowAccess *row, OwnTable *table, Datum key1, Datum key2,
 }
 
 /*
- * The slot goes; the row's lock stays, if it is held.  Those on the table stay
- * where something was written or is going to be.  Else they go: a transaction
- * that keeps the lock of a reader, and asks for that of a writer later, would
- * come to a deadlock with a REINDEX in between.
+ * The slot goes; the row's lock stays, if it is held.  A writer's locks on the
+ * table stay, too.  A reader's go: a transaction that keeps one, and asks for
+ * the writer's later, would come to a deadlock with a REINDEX in between.
  */
 void
 ik_close_row(RowAccess *row)
 {
-	LOCKMODE	release = row->keep ? NoLock : row->lockmode;
+	LOCKMODE	release = row->lockmode == AccessShareLock ?
+		AccessShareLock : NoLock;
 
 	ExecDropSingleTupleTableSlot(row->slot);
 	index_close(row->index, release);
@@ -209,7 +208,6 @@ ik_insert_row(RowAccess *row, Datum *values, bool *nulls)
 {
 	TupleTableSlot *slot = row->slot;
 
-	row->keep = true;
 	ExecClearTuple(slot);
 	memcpy(slot->tts_values, values, row->table->natts * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, row->table->natts * sizeof(bool));
@@ -237,7 +235,6 @@ ik_update_row(RowAccess *row, Datum *values, bool *nulls)
 	LockTupleMode lockmode;
 	TU_UpdateIndexes update_indexes;
 
-	row->keep = true;
 	CheckCmdReplicaIdentity(row->rel, CMD_UPDATE);
 
 	slot_getallattrs(row->slot);
@@ -266,7 +263,6 @@ ik_delete_row(RowAccess *row)
 {
 	TM_FailureData failure;
 
-	row->keep = true;
 	CheckCmdReplicaIdentity(row->rel, CMD_DELETE);
 	if (compat_tuple_delete(row->rel, &row->slot->tts_tid,
 							GetCurrentCommandId(true), true,

@@ -208,7 +208,6 @@ typedef struct RowAccess
 	TupleTableSlot *slot;		/* the row, after ROW_FOUND */
 	Datum		key[2];			/* the primary key's columns, in its order */
 	LOCKMODE	lockmode;		/* on the table and the index */
-	bool		keep;			/* until the end of the transaction? */
 	RowState	state;			/* what the last look found */
 	TransactionId rival;		/* who is in the way, after ROW_RIVAL */
 	uint64		lock_hash;
