@@ -211,14 +211,16 @@ count() {
 }
 
 # regress_suite NAME VARIABLE DIFFS MAKE-ARGUMENT...: pg_regress or
-# pg_isolation_regress.  What is listed and was not reported as passed failed,
-# so a run that breaks off, or does not start, shows.
+# pg_isolation_regress, with what runs a test started by $launcher.  What is
+# listed and was not reported as passed failed, so a run that breaks off, or does
+# not start, shows.
+launcher=
 regress_suite() {
 	local name=$1 diffs=$work/src/$3 listed ok status
 	listed=$(make_variable "$2" | wc -w)
 	shift 3
 	((listed)) || return 0
-	suite "$name" "$listed" "$@" EXTRA_REGRESS_OPTS="--temp-instance=$work/$name --temp-config=$TEMP_CONFIG"
+	suite "$name" "$listed" "$@" EXTRA_REGRESS_OPTS="--temp-instance=$work/$name --temp-config=$TEMP_CONFIG${launcher:+ --launcher=$launcher}"
 	status=$?
 	# "test key ... ok 12 ms" up to 15, "ok 1 - key 12 ms" from 16 on
 	ok=$(grep -cE '^test .* \.\.\. ok |^ok +[0-9]+ +[-+] ' "$work/$name.log")
@@ -258,14 +260,10 @@ server_logs() {
 	failed=$((failed + 1))
 }
 
-run_sql_suites() {
-	regress_suite regress REGRESS regression.diffs ISOLATION= TAP_TESTS=
-	regress_suite isolation ISOLATION output_iso/regression.diffs REGRESS= TAP_TESTS=
-}
-
 # Every suite, each run even if one before it failed.
 run_suites() {
-	run_sql_suites
+	regress_suite regress REGRESS regression.diffs ISOLATION= TAP_TESTS=
+	regress_suite isolation ISOLATION output_iso/regression.diffs REGRESS= TAP_TESTS=
 	tap_suite $(cd "$work/src" && ls t/*.pl 2>/dev/null)
 	server_logs
 }
