@@ -86,7 +86,12 @@ app.use((error, req, res, next) => {
   return refuse(res, 503, 'try again with the same key');
 });
 
-const server = app.listen(process.env.PORT ?? 3000, 'localhost', () => {
+const port = process.env.PORT ?? 3000;
+const server = app.listen(port, 'localhost', (error) => {
+  if (error) {
+    console.error(error.code === 'EADDRINUSE' ? `port ${port} is taken: set PORT to another one` : error.message);
+    process.exit(1);
+  }
   console.log(`http://localhost:${server.address().port}`);
 });
 

@@ -104,10 +104,6 @@ test('no answer at all, a reload, and the button once more', async () => {
     });
     await page.click(button);
     await page.getByText('No answer yet').waitFor();
-    if (process.env.SCREENSHOT) {
-      await page.setViewportSize({ width: 480, height: 320 });
-      await page.screenshot({ path: process.env.SCREENSHOT }); // of the last step
-    }
     await page.unroute(path);
     await page.reload();
     await page.click(button);
@@ -115,6 +111,25 @@ test('no answer at all, a reload, and the button once more', async () => {
   }
   assert.equal(new Set(requests.map((request) => request.headers()['idempotency-key'])).size, 2,
     'the key outlived the reload');
+  await oneOrderOnePayment();
+});
+
+test('an answer that was lost, as the page tells it', async () => {
+  const { page } = await visit();
+
+  await page.click('#order');
+  await page.getByText('Order 1:').waitFor();
+  await page.check('#lose');
+  await page.click('#pay');
+  await page.getByText('receipt 1').waitFor();
+  const [ordered, lost, replayed] = await page.locator('#wire li').allTextContents();
+  assert.match(ordered, /^POST \/orders, key [0-9a-f]{8}…, attempt 1: 201$/);
+  assert.match(lost, /^POST \/orders\/1\/payment, key [0-9a-f]{8}…, attempt 1: no answer$/);
+  assert.equal(replayed, lost.replace('1: no answer', '2: 201, Idempotent-Replayed: true'));
+  if (process.env.SCREENSHOT) {
+    await page.setViewportSize({ width: 560, height: 420 });
+    await page.screenshot({ path: process.env.SCREENSHOT });
+  }
   await oneOrderOnePayment();
 });
 
@@ -250,6 +265,17 @@ test('the form: five times at once, and by others', async () => {
     [`shop:order-form:${cookie.split('=')[1]}`, token, cookie.split('=')[1]]);
   assert.equal((await submit()).status, 409, 'the token is used even when the answer is gone');
   assert.equal((await database.query('SELECT FROM orders')).rowCount, 1);
+});
+
+test('a port that is taken', async () => {
+  const second = spawn(process.execPath, ['server.js'], {
+    cwd: fileURLToPath(new URL('.', import.meta.url)),
+    env: { ...process.env, PORT: new URL(url).port },
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  const [[line], [code]] = await Promise.all([once(second.stderr, 'data'), once(second, 'exit')]);
+  assert.match(String(line), /^port \d+ is taken: set PORT/);
+  assert.equal(code, 1);
 });
 
 test('the header', async () => {

@@ -40,11 +40,12 @@ function render(message = '') {
 }
 
 // Sends an operation until it is answered.  Resolves to the answer's status and
-// body; undefined: no answer for now, which says nothing about the outcome.
+// body; undefined: no answer for now, which says nothing about the outcome.  To see
+// it at work, #lose drops an answer that came.
 async function send(url, key, body) {
-  for (let attempt = 0; attempt < attempts; attempt++) {
-    if (attempt > 0) {
-      const backoff = 100 * 2 ** attempt;
+  for (let attempt = 1; attempt <= attempts; attempt++) {
+    if (attempt > 1) {
+      const backoff = 100 * 2 ** (attempt - 1);
       await new Promise((resume) => setTimeout(resume, backoff / 2 + Math.random() * backoff / 2));
     }
     try {
@@ -54,13 +55,26 @@ async function send(url, key, body) {
         body: JSON.stringify(body),
         signal: AbortSignal.timeout(10_000),
       });
+      if ($('lose').checked) {
+        $('lose').checked = false;
+        throw new Error('lost');
+      }
+      const replayed = response.headers.get('Idempotent-Replayed');
+      note(url, key, attempt, response.status + (replayed ? `, Idempotent-Replayed: ${replayed}` : ''));
       if (response.status < 500 && !response.headers.has('Retry-After')) {
         return { ok: response.ok, status: response.status, body: await response.json() };
       }
     } catch {
       // no connection, or it broke: whether the server did it is not known
+      note(url, key, attempt, 'no answer');
     }
   }
+}
+
+function note(url, key, attempt, result) {
+  const line = document.createElement('li');
+  line.textContent = `POST ${url}, key ${key.slice(0, 8)}…, attempt ${attempt}: ${result}`;
+  document.querySelector('#wire ol').append(line);
 }
 
 // Runs the operation of the step that is shown.  next(state, answer) is the state
