@@ -261,14 +261,24 @@ ik_update_row(RowAccess *row, Datum *values, bool *nulls)
 void
 ik_delete_row(RowAccess *row)
 {
-	TM_FailureData failure;
-
-	CheckCmdReplicaIdentity(row->rel, CMD_DELETE);
-	if (compat_tuple_delete(row->rel, &row->slot->tts_tid,
-							GetCurrentCommandId(true), true,
-							&failure) != TM_Ok)
+	if (!ik_delete_tuple(row->rel, row->slot, true))
 		lost_race();
 	CommandCounterIncrement();
+}
+
+/*
+ * Delete the row in the slot, as an SQL DELETE would: refused (55000) where the
+ * table's publication could not tell subscribers which row it was.  False: a
+ * rival has changed it, or is changing it and we do not wait.
+ */
+bool
+ik_delete_tuple(Relation rel, TupleTableSlot *slot, bool wait)
+{
+	TM_FailureData failure;
+
+	CheckCmdReplicaIdentity(rel, CMD_DELETE);
+	return compat_tuple_delete(rel, &slot->tts_tid, GetCurrentCommandId(true),
+							   wait, &failure) == TM_Ok;
 }
 
 /* A copy of a varlena, or NULL; one out of a slot outlives its table's lock. */

@@ -233,6 +233,7 @@ extern void ik_insert_row(RowAccess *row, Datum *values, bool *nulls);
 extern void ik_update_row(RowAccess *row, Datum *values, bool *nulls);
 extern void ik_delete_row(RowAccess *row);
 extern void *ik_copy_value(const void *value);
+extern bool ik_delete_tuple(Relation rel, TupleTableSlot *slot, bool wait);
 
 /* lock.c: the lock of a key, and waiting for rivals */
 extern uint64 ik_lock_hash(const text *scope, const text *key);

@@ -193,13 +193,7 @@ remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
 	if (!ik_try_lock(hash))
 		return false;
 	if (what->prepare == NULL || what->prepare(slot, &keep_lock))
-	{
-		TM_FailureData failure;
-
-		removed = compat_tuple_delete(rel, &slot->tts_tid,
-									  GetCurrentCommandId(true), false,
-									  &failure) == TM_Ok;
-	}
+		removed = ik_delete_tuple(rel, slot, false);
 	if (!keep_lock)
 		ik_unlock(hash);
 	return removed;

@@ -104,6 +104,20 @@ BEGIN READ ONLY;
 SELECT idempotency.purge();
 ROLLBACK;
 
+-- what a publication could not tell its subscribers is refused, as SQL's DELETE is
+RESET ROLE;
+SELECT idempotency.once('published', 'k', '1 us');
+SET client_min_messages = error;
+CREATE PUBLICATION regress_purge FOR TABLE idempotency.keys;
+RESET client_min_messages;
+ALTER TABLE idempotency.keys REPLICA IDENTITY NOTHING;
+DELETE FROM idempotency.keys WHERE scope = 'published';
+SELECT idempotency.purge();
+ALTER TABLE idempotency.keys REPLICA IDENTITY DEFAULT;
+SELECT idempotency.purge();
+DROP PUBLICATION regress_purge;
+SET ROLE regress_purge;
+
 -- stats: exact on a small table
 SELECT name, scope, status, value, estimate FROM idempotency.stats
 WHERE name NOT LIKE 'bytes%' ORDER BY name, scope, status;
