@@ -43,7 +43,6 @@ PGFILEDESC = "idempotency - a retried request runs once"
 REGRESS = \
 	altered \
 	altered_type \
-	collision \
 	fence \
 	hand_made \
 	hint \
@@ -77,7 +76,6 @@ ISOLATION = \
 	altered_race \
 	insert_once_race \
 	key_bounded \
-	key_collision \
 	key_deadlock \
 	key_expired \
 	key_holder \
@@ -111,6 +109,13 @@ TAP_TESTS = 1
 # The library tells its version on 18 and later.
 DISTVERSION = $(shell sed -n 's/^  "version": "\(.*\)",$$/\1/p' $(srcdir)/META.json)
 override PG_CPPFLAGS += -I$(srcdir)/src -DIDEMPOTENCY_VERSION='"$(DISTVERSION)"'
+
+# A build for test/collisions, with a setting that makes hashes collide.
+ifdef COLLISIONS
+override PG_CPPFLAGS += -DIK_COLLISIONS
+REGRESS += collision
+ISOLATION += key_collision
+endif
 
 EXTRA_CLEAN = output_iso results tmp_check
 

@@ -22,7 +22,9 @@
 #include "base/errors.h"
 
 /* settings.c */
+#ifdef IK_COLLISIONS
 extern int	ik_debug_hash_bits;
+#endif
 extern int	ik_default_ttl;		/* seconds */
 extern int	ik_default_wait;	/* milliseconds; -1: endless */
 extern int	ik_max_lease;		/* seconds */

@@ -15,7 +15,9 @@
 #include "utils/guc.h"
 #include "utils/varlena.h"
 
+#ifdef IK_COLLISIONS
 int			ik_debug_hash_bits = 64;
+#endif
 int			ik_default_ttl = 24 * 60 * 60;
 int			ik_default_wait = -1;
 int			ik_max_lease = 24 * 60 * 60;
@@ -31,14 +33,16 @@ static bool check_databases(char **newval, void **extra, GucSource source);
 void
 ik_define_settings(void)
 {
-	/* a developer's setting: all sessions must agree on it */
+#ifdef IK_COLLISIONS
+	/* in a build for test/collisions: all sessions must agree on it */
 	DefineCustomIntVariable("idempotency.debug_hash_bits",
-							"Shortens the hash behind the keys' locks, to test collisions.",
+							"Shortens the hash behind the keys' locks.",
 							NULL,
 							&ik_debug_hash_bits,
 							64, 0, 64,
-							PGC_SUSET, GUC_NOT_IN_SAMPLE | GUC_NO_SHOW_ALL,
+							PGC_SUSET, GUC_NOT_IN_SAMPLE,
 							NULL, NULL, NULL);
+#endif
 
 	DefineCustomIntVariable("idempotency.default_ttl",
 							"How long an answer is replayed, from its completion, when the caller gives no ttl.",

@@ -62,8 +62,10 @@ ik_lock_hash(const text *scope, const text *key)
 	ik_sip_add(&sip, VARDATA_ANY(scope), scope_len);
 	ik_sip_add(&sip, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
 	ik_sip_finish(&sip, hash);
+#ifdef IK_COLLISIONS
 	if (ik_debug_hash_bits < 64)
 		hash[0] &= (UINT64CONST(1) << ik_debug_hash_bits) - 1;
+#endif
 	return hash[0];
 }
 

@@ -1,7 +1,8 @@
 -- Keys whose locks have the same name, within one session: the lock is then
 -- taken several times, and each claim has a share of its own in it.
--- (idempotency.debug_hash_bits shortens the name; between sessions a rival of
--- another key is waited for, which specs/key_collision.spec shows.)
+-- (In a build for test/collisions idempotency.debug_hash_bits shortens the name;
+-- between sessions a rival of another key is waited for, which
+-- specs/key_collision.spec shows.)
 CREATE ROLE regress_app;
 CREATE SCHEMA AUTHORIZATION regress_app;
 SELECT idempotency.grant_usage('regress_app');

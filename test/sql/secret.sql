@@ -1,6 +1,8 @@
 -- The secret of the database, under which locks are named.
 \set SHOW_CONTEXT never
-SET idempotency.debug_hash_bits = 64;
+-- whole names, also where test/collisions shortens them
+LOAD 'idempotency';
+DO $$ BEGIN PERFORM set_config(name, '64', false) FROM pg_settings WHERE name = 'idempotency.debug_hash_bits'; END $$;
 CREATE ROLE regress_app;
 CREATE ROLE regress_admin;
 SELECT idempotency.grant_usage('regress_app'), idempotency.grant_admin('regress_admin');

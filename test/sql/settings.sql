@@ -6,9 +6,6 @@ SELECT name, setting, unit, context, min_val, max_val FROM pg_settings
 WHERE name IN ('idempotency.default_ttl', 'idempotency.default_wait') ORDER BY name COLLATE "C";
 -- every one of ours has a description
 SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc !~ '\.$';
--- the developer's one is not shown among them
-SELECT count(*) FROM pg_settings WHERE name = 'idempotency.debug_hash_bits';
-SELECT current_setting('idempotency.debug_hash_bits')::integer BETWEEN 0 AND 64 AS there;
 
 SET idempotency.default_ttl = '36 h';
 SHOW idempotency.default_ttl;
@@ -44,8 +41,6 @@ SET idempotency.no_such = 1;
 SET SESSION AUTHORIZATION regress_app;
 SET idempotency.default_wait = '10 s';
 SET idempotency.default_ttl = '10 s';
-\echo :LAST_ERROR_SQLSTATE
-SET idempotency.debug_hash_bits = 1;
 \echo :LAST_ERROR_SQLSTATE
 -- also where a function sets it
 BEGIN;
