@@ -28,6 +28,7 @@ extern int	ik_debug_hash_bits;
 extern int	ik_default_ttl;		/* seconds */
 extern int	ik_default_wait;	/* milliseconds; -1: endless */
 extern int	ik_max_lease;		/* seconds */
+extern int	ik_max_ttl;			/* seconds */
 extern int	ik_outbox_max_attempts;
 extern char *ik_purge_databases;
 extern int	ik_purge_interval;	/* seconds */
@@ -65,6 +66,8 @@ extern void ik_sip_finish(Sip *sip, uint64 hash[2]);
 extern TimestampTz ik_after(TimestampTz from, const Interval *interval,
 							bool zero_allowed, const char *name,
 							const char *hint);
+extern int64 ik_duration(const Interval *interval, bool zero_allowed,
+						 const char *name, const char *hint);
 extern TimestampTz ik_give_up_at(const Interval *wait);
 
 #endif							/* IK_BASE_H */

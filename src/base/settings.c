@@ -3,8 +3,9 @@
  * settings.c
  *		The settings, sorted by name.
  *
- * Those that bound what is kept are the superuser's, so that no caller can
- * shorten what others rely on.
+ * Those that decide how long something is kept have one value per server, that
+ * of its configuration: no caller can shorten what others rely on, and no two
+ * sessions disagree about it.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,6 +22,7 @@ int			ik_debug_hash_bits = 64;
 int			ik_default_ttl = 24 * 60 * 60;
 int			ik_default_wait = -1;
 int			ik_max_lease = 24 * 60 * 60;
+int			ik_max_ttl = 366 * 24 * 60 * 60;
 int			ik_outbox_max_attempts = 10;
 char	   *ik_purge_databases = NULL;
 int			ik_purge_interval = 10 * 60;
@@ -49,7 +51,7 @@ ik_define_settings(void)
 							NULL,
 							&ik_default_ttl,
 							24 * 60 * 60, 1, INT_MAX,
-							PGC_SUSET, GUC_UNIT_S,
+							PGC_SIGHUP, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.default_wait",
@@ -65,7 +67,15 @@ ik_define_settings(void)
 							NULL,
 							&ik_max_lease,
 							24 * 60 * 60, 1, INT_MAX,
-							PGC_SUSET, GUC_UNIT_S,
+							PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_ttl",
+							"How long an answer can be replayed, whatever ttl the caller gives.",
+							NULL,
+							&ik_max_ttl,
+							366 * 24 * 60 * 60, 1, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.outbox_max_attempts",

@@ -18,14 +18,14 @@
 
 static void add_word(Sip *sip, uint64 word);
 static inline void mix(Sip *sip, int rounds);
-static uint64 get_word(const uint8 *bytes);
+static inline uint64 get_word(const uint8 *bytes, int len);
 
 /* The key has 16 bytes. */
 void
 ik_sip_start(Sip *sip, const uint8 *key)
 {
-	uint64		k0 = get_word(key);
-	uint64		k1 = get_word(key + 8);
+	uint64		k0 = get_word(key, 8);
+	uint64		k1 = get_word(key + 8, 8);
 
 	/* the constants are the paper's; 0xee asks for 128 bits */
 	sip->v0 = k0 ^ UINT64CONST(0x736f6d6570736575);
@@ -46,20 +46,20 @@ ik_sip_add(Sip *sip, const void *data, Size len)
 	sip->len += len;
 	for (; len >= 8; bytes += 8, len -= 8)
 	{
-		uint64		word = get_word(bytes);
+		uint64		word = get_word(bytes, 8);
 
 		add_word(sip, sip->tail | word << filled);
 		sip->tail = filled == 0 ? 0 : word >> (64 - filled);
 	}
-	for (; len > 0; bytes++, len--)
+	if (len > 0)
 	{
-		sip->tail |= (uint64) *bytes << filled;
-		filled += 8;
-		if (filled == 64)
+		uint64		word = get_word(bytes, len);
+
+		sip->tail |= word << filled;
+		if (filled + len * 8 >= 64)
 		{
 			add_word(sip, sip->tail);
-			sip->tail = 0;
-			filled = 0;
+			sip->tail = word >> (64 - filled);
 		}
 	}
 }
@@ -114,12 +114,12 @@ mix(Sip *sip, int rounds)
 }
 
 /* Little-endian, so that a digest is the same on every machine. */
-static uint64
-get_word(const uint8 *bytes)
+static inline uint64
+get_word(const uint8 *bytes, int len)
 {
-	uint64		word;
+	uint64		word = 0;
 
-	memcpy(&word, bytes, sizeof(word));
+	memcpy(&word, bytes, len);
 #ifdef WORDS_BIGENDIAN
 	word = pg_bswap64(word);
 #endif

@@ -38,6 +38,20 @@ ik_after(TimestampTz from, const Interval *interval, bool zero_allowed,
 }
 
 /*
+ * The same from now on, in microseconds; PG_INT64_MAX for an infinite one.  What
+ * begins later lasts as long, so it need not be judged again.
+ */
+int64
+ik_duration(const Interval *interval, bool zero_allowed, const char *name,
+			const char *hint)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz end = ik_after(now, interval, zero_allowed, name, hint);
+
+	return TIMESTAMP_NOT_FINITE(end) ? PG_INT64_MAX : end - now;
+}
+
+/*
  * When does a call that starts now stop waiting?  NULL stands for
  * idempotency.default_wait.  DT_NOEND: never; DT_NOBEGIN: it does not wait.
  */

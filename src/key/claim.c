@@ -37,7 +37,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
 	request.request = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
-	request.ttl = PG_ARGISNULL(3) ? NULL : PG_GETARG_INTERVAL_P(3);
+	request.ttl = ik_ttl_argument(fcinfo, 3);
 	request.wait = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
 
 	status = ik_claim_key(&request, &answer, &claim);
@@ -110,8 +110,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 	RowAccess	row;
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
-	request.ttl = PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2);
-	ik_check_request(&request);
+	request.ttl = ik_ttl_argument(fcinfo, 2);
 	give_up = ik_give_up_at(NULL);
 
 	ik_open_key(&row, request.scope, request.key, RowExclusiveLock);

@@ -68,7 +68,7 @@ static bool same_text(const text *a, const text *b);
  */
 Claim *
 ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
-			 const Jsonb *request, const Interval *ttl)
+			 const Jsonb *request, int64 ttl)
 {
 	Claim	   *claim;
 	MemoryContext old;
@@ -90,11 +90,7 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 	claim->scope = ik_copy_value(scope);
 	claim->key = ik_copy_value(key);
 	claim->request = ik_copy_value(request);
-	if (ttl != NULL)
-	{
-		claim->ttl = palloc(sizeof(Interval));
-		*claim->ttl = *ttl;
-	}
+	claim->ttl = ttl;
 	claim->created_at = GetCurrentTimestamp();
 	claim->level = GetCurrentTransactionNestLevel();
 	MemoryContextSwitchTo(old);
@@ -181,8 +177,6 @@ remove_claim(Claim *claim)
 	pfree(claim->key);
 	if (claim->request != NULL)
 		pfree(claim->request);
-	if (claim->ttl != NULL)
-		pfree(claim->ttl);
 	pfree(claim);
 }
 

@@ -24,6 +24,7 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
@@ -113,7 +114,6 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 	RowAccess	row;
 	KeyStatus	status;
 
-	ik_check_request(request);
 	give_up = ik_give_up_at(request->wait);
 	answer->response = NULL;
 	answer->meta = NULL;
@@ -201,20 +201,27 @@ ik_response_text(Oid type, Datum value)
 	return cstring_to_text(OidOutputFunctionCall(output, value));
 }
 
-/* A ttl must be positive (22023), and so must the moment it leads to (22008). */
-void
-ik_check_request(const KeyRequest *request)
+/*
+ * A ttl in microseconds, 0 for NULL.  One that is too long is refused rather
+ * than cut: the caller counts on a replay until then.
+ */
+int64
+ik_ttl_argument(FunctionCallInfo fcinfo, int argument)
 {
-	TimestampTz now;
+	int64		ttl;
 
-	if (request->ttl == NULL)
-		return;
-	now = GetCurrentTimestamp();
-	if (ik_expiry(now, request->ttl) <= now)
+	if (PG_ARGISNULL(argument))
+		return 0;
+	ttl = ik_duration(PG_GETARG_INTERVAL_P(argument), false, "ttl",
+					  "Give an interval such as '1 day', or NULL for idempotency.default_ttl.");
+	if (ttl > ik_max_ttl * USECS_PER_SEC)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("ttl must be positive"),
-				 errhint("Give an interval such as '1 day', or NULL for idempotency.default_ttl.")));
+				 errmsg("ttl is longer than idempotency.max_ttl"),
+				 errdetail("idempotency.max_ttl is %s.",
+						   GetConfigOptionByName("idempotency.max_ttl", NULL, false)),
+				 errhint("Give a shorter one, or have the setting raised.")));
+	return ttl;
 }
 
 void
@@ -423,18 +430,13 @@ ik_take_over(KeyRow *next, const KeyRow *old, TimestampTz now)
 	}
 }
 
-/*
- * The moment an interval after another; NULL is idempotency.default_ttl.
- * Error: 22008.
- */
+/* The end of a ttl; 0 is idempotency.default_ttl. */
 TimestampTz
-ik_expiry(TimestampTz from, const Interval *ttl)
+ik_expiry(TimestampTz from, int64 ttl)
 {
-	if (ttl == NULL)
-		return from + ik_default_ttl * USECS_PER_SEC;
-	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
-												   TimestampTzGetDatum(from),
-												   IntervalPGetDatum(ttl)));
+	if (ttl == 0)
+		ttl = Min(ik_default_ttl, ik_max_ttl) * USECS_PER_SEC;
+	return from + ttl;
 }
 
 /* Does the row count?  A released one does not, nor does an expired one. */

@@ -31,7 +31,7 @@ typedef struct Claim
 	text	   *scope;
 	text	   *key;
 	Jsonb	   *request;		/* NULL: none was given */
-	Interval   *ttl;			/* NULL: the setting's */
+	int64		ttl;			/* microseconds; 0: the setting's */
 	TimestampTz created_at;
 	bool		replaces;		/* an old row is there, to be overwritten */
 	int			level;			/* nest level of the owning subtransaction */
@@ -40,7 +40,7 @@ typedef struct Claim
 
 extern Claim *ik_add_claim(uint64 lock_hash, const text *scope,
 						   const text *key, const Jsonb *request,
-						   const Interval *ttl);
+						   int64 ttl);
 extern Claim *ik_find_claim(uint64 lock_hash, const text *scope,
 							const text *key);
 extern void ik_mark_settled(Claim *claim);
@@ -53,7 +53,7 @@ typedef struct KeyRequest
 	text	   *scope;
 	text	   *key;
 	Jsonb	   *request;		/* NULL: do not compare */
-	Interval   *ttl;			/* NULL: idempotency.default_ttl */
+	int64		ttl;			/* microseconds; 0: idempotency.default_ttl */
 	Interval   *wait;			/* NULL: idempotency.default_wait */
 } KeyRequest;
 
@@ -107,7 +107,7 @@ extern bool ik_read_answer(text *scope, text *key,
 						   KeyStatus *status, KeyAnswer *answer);
 extern text *ik_response_text(Oid type, Datum value);
 
-extern void ik_check_request(const KeyRequest *request);
+extern int64 ik_ttl_argument(FunctionCallInfo fcinfo, int argument);
 extern void ik_open_key(RowAccess *row, text *scope, text *key,
 						LOCKMODE lockmode);
 extern KeyStatus ik_seize_key(RowAccess *row,
@@ -119,7 +119,7 @@ extern void ik_read_key(TupleTableSlot *slot, KeyRow *key);
 extern void ik_write_key(RowAccess *row, const KeyRow *key);
 extern void ik_take_over(KeyRow *next, const KeyRow *old,
 						 TimestampTz now);
-extern TimestampTz ik_expiry(TimestampTz from, const Interval *ttl);
+extern TimestampTz ik_expiry(TimestampTz from, int64 ttl);
 extern void ik_write_answer(RowAccess *row, const Claim *claim,
 							KeyStatus outcome, const KeyAnswer *answer);
 extern bool ik_key_is_present(const KeyRow *stored, TimestampTz now);

@@ -33,14 +33,13 @@ PG_FUNCTION_INFO_V1(idempotency_acquire_lock);
 PG_FUNCTION_INFO_V1(idempotency_renew_lock);
 PG_FUNCTION_INFO_V1(idempotency_release_lock);
 
-static KeyStatus take_lease(const KeyRequest *request, const Interval *lease,
+static KeyStatus take_lease(const KeyRequest *request, int64 lease,
 							KeyRow *granted, KeyAnswer *answer);
 static TimestampTz extend_lease(text *scope, text *key, const int64 *fence,
-								const Interval *lease, const char *function);
-static TimestampTz deadline_at(TimestampTz now, const Interval *lease,
-							   int64 fence);
+								int64 lease, const char *function);
+static TimestampTz deadline_at(TimestampTz now, int64 lease, int64 fence);
 static void shift_deadline(KeyRow *lease, TimestampTz deadline);
-static void check_lease(const Interval *lease);
+static int64 lease_argument(FunctionCallInfo fcinfo, int argument);
 static bool find_lease(RowAccess *row, text *scope, text *key,
 					   const int64 *fence, KeyRow *lease);
 pg_noreturn static void stale_fence(const char *detail);
@@ -68,11 +67,10 @@ idempotency_lease(PG_FUNCTION_ARGS)
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
 	request.request = PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3);
-	request.ttl = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
+	request.ttl = ik_ttl_argument(fcinfo, 4);
 	request.wait = PG_ARGISNULL(5) ? NULL : PG_GETARG_INTERVAL_P(5);
 
-	status = take_lease(&request,
-						PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2),
+	status = take_lease(&request, lease_argument(fcinfo, 2),
 						&granted, &answer);
 
 	values[0] = ik_status_datum(status);
@@ -107,7 +105,7 @@ idempotency_extend(PG_FUNCTION_ARGS)
 
 	ik_get_identity(fcinfo, &scope, &key);
 	deadline = extend_lease(scope, key, PG_ARGISNULL(2) ? NULL : &fence,
-							PG_ARGISNULL(3) ? NULL : PG_GETARG_INTERVAL_P(3),
+							lease_argument(fcinfo, 3),
 							"idempotency.extend()");
 	if (deadline == 0)
 		PG_RETURN_NULL();
@@ -162,8 +160,7 @@ idempotency_acquire_lock(PG_FUNCTION_ARGS)
 	request.key = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 	request.wait = PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2);
 	ik_check_key(request.key, "name");
-	if (take_lease(&request,
-				   PG_ARGISNULL(1) ? NULL : PG_GETARG_INTERVAL_P(1),
+	if (take_lease(&request, lease_argument(fcinfo, 1),
 				   &granted, &answer) != KEY_CLAIMED)
 		PG_RETURN_NULL();
 	PG_RETURN_INT64(granted.fence);
@@ -180,7 +177,7 @@ idempotency_renew_lock(PG_FUNCTION_ARGS)
 	ik_check_key(name, "name");
 	deadline = extend_lease(cstring_to_text(LOCK_SCOPE), name,
 							PG_ARGISNULL(1) ? NULL : &fence,
-							PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2),
+							lease_argument(fcinfo, 2),
 							"idempotency.renew_lock()");
 	if (deadline == 0)
 		PG_RETURN_NULL();
@@ -260,16 +257,14 @@ ik_release_lease(text *scope, text *key, const int64 *fence,
  * the row that was written, if the status is KEY_CLAIMED.
  */
 static KeyStatus
-take_lease(const KeyRequest *request, const Interval *lease,
-		   KeyRow *granted, KeyAnswer *answer)
+take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
+		   KeyAnswer *answer)
 {
 	TimestampTz give_up;
 	RowAccess	row;
 	Claim	   *claim;
 	KeyStatus	status;
 
-	check_lease(lease);
-	ik_check_request(request);
 	give_up = ik_give_up_at(request->wait);
 	memset(granted, 0, sizeof(KeyRow));
 	memset(answer, 0, sizeof(KeyAnswer));
@@ -314,22 +309,21 @@ take_lease(const KeyRequest *request, const Interval *lease,
 
 /* The new deadline, or 0 if it is too late. */
 static TimestampTz
-extend_lease(text *scope, text *key, const int64 *fence,
-			 const Interval *interval, const char *function)
+extend_lease(text *scope, text *key, const int64 *fence, int64 duration,
+			 const char *function)
 {
 	RowAccess	row;
 	KeyRow		lease;
 	TimestampTz now;
 	TimestampTz deadline = 0;
 
-	check_lease(interval);
 	ik_refuse_to_write(function);
 	if (!find_lease(&row, scope, key, fence, &lease))
 		no_such_claim();
 	now = GetCurrentTimestamp();
 	if (now < lease.deadline)
 	{
-		deadline = deadline_at(now, interval, lease.fence);
+		deadline = deadline_at(now, duration, lease.fence);
 		shift_deadline(&lease, deadline);
 		ik_write_key(&row, &lease);
 		ForceSyncCommit();
@@ -345,43 +339,36 @@ extend_lease(text *scope, text *key, const int64 *fence,
  * of a clock that was set back.
  */
 static TimestampTz
-deadline_at(TimestampTz now, const Interval *lease, int64 fence)
+deadline_at(TimestampTz now, int64 lease, int64 fence)
 {
-	return Min(ik_expiry(now, lease),
-			   Min(now, fence) + ik_max_lease * USECS_PER_SEC);
+	return Min(now + lease, Min(now, fence) + ik_max_lease * USECS_PER_SEC);
 }
 
-/*
- * Move the deadline, and with it the end of the ttl that counts from it, as far
- * as a timestamp goes: a dump of what lies beyond could not be restored.
- */
+/* Move the deadline, and with it the end of the ttl that counts from it. */
 static void
 shift_deadline(KeyRow *lease, TimestampTz deadline)
 {
-	int64		shift = deadline - lease->deadline;
-
-	if (!TIMESTAMP_NOT_FINITE(lease->expires_at))
-		lease->expires_at = shift <= 0 ? lease->expires_at + shift :
-			Min(lease->expires_at, END_TIMESTAMP - 1 - shift) + shift;
+	lease->expires_at += deadline - lease->deadline;
 	lease->deadline = deadline;
 }
 
-/* A lease must not be NULL (22004), negative (22023) or overflow (22008). */
-static void
-check_lease(const Interval *lease)
+/*
+ * A lease in microseconds, at most idempotency.max_lease: longer ones are cut,
+ * as the caller sees from the deadline.
+ */
+static int64
+lease_argument(FunctionCallInfo fcinfo, int argument)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	int64		lease;
 
-	if (lease == NULL)
+	if (PG_ARGISNULL(argument))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("lease must not be null"),
 				 errhint("Give an interval such as '30 s': longer than the work takes.")));
-	if (ik_expiry(now, lease) < now)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("lease must not be negative"),
-				 errhint("Give an interval such as '30 s'; '0' ends at once.")));
+	lease = ik_duration(PG_GETARG_INTERVAL_P(argument), true, "lease",
+						"Give an interval such as '30 s'; '0' ends at once.");
+	return Min(lease, ik_max_lease * USECS_PER_SEC);
 }
 
 /*

@@ -65,7 +65,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 				 errmsg("function must not be null"),
 				 errhint("Name a function with one argument of type jsonb.")));
 	request.request = PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3);
-	request.ttl = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
+	request.ttl = ik_ttl_argument(fcinfo, 4);
 	request.wait = PG_ARGISNULL(5) ? NULL : PG_GETARG_INTERVAL_P(5);
 
 	status = ik_claim_key(&request, &answer, &claim);

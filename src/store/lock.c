@@ -45,21 +45,20 @@ static LOCKTAG tag_of(uint64 hash);
 
 /*
  * The lock's name: a hash of (scope, key) under the secret of this database, so
- * that nobody can choose a key whose lock is another's as well (secret.c).  The
- * scope's length comes first, so that ('ab', 'c') and ('a', 'bc') differ.
+ * that nobody can choose a key whose lock is another's as well (secret.c).  A
+ * byte that no text has stands between them: ('ab', 'c') is not ('a', 'bc').
  */
 uint64
 ik_lock_hash(const text *scope, const text *key)
 {
 	static const uint8 no_secret[16] = {0};
 	const Secret *secret = ik_newest_secret();
-	uint64		scope_len = VARSIZE_ANY_EXHDR(scope);
 	uint64		hash[2];
 	Sip			sip;
 
 	ik_sip_start(&sip, secret ? secret->for_locks : no_secret);
-	ik_sip_add(&sip, &scope_len, sizeof(scope_len));
-	ik_sip_add(&sip, VARDATA_ANY(scope), scope_len);
+	ik_sip_add(&sip, VARDATA_ANY(scope), VARSIZE_ANY_EXHDR(scope));
+	ik_sip_add(&sip, "", 1);
 	ik_sip_add(&sip, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
 	ik_sip_finish(&sip, hash);
 #ifdef IK_COLLISIONS

@@ -64,14 +64,6 @@ SELECT status FROM idempotency.claim('expiry', 'from completion');
 SELECT idempotency.once('expiry', 'months', '1 month 1 day');
 SELECT expires_at - created_at BETWEEN '29 days' AND '33 days' AS right FROM idempotency.lookup('expiry', 'months');
 
--- idempotency.default_ttl, which is a superuser's
-RESET SESSION AUTHORIZATION;
-SET idempotency.default_ttl = '1 min';
-SET SESSION AUTHORIZATION regress_app;
-SELECT idempotency.once('expiry', 'default'), idempotency.once('expiry', 'not default', '2 min');
-SELECT key, extract(epoch FROM expires_at - created_at)::integer AS seconds
-FROM unnest('{default,"not default"}'::text[]) AS key, LATERAL idempotency.lookup('expiry', key) ORDER BY key;
-
 -- the expired row goes away between the claim and its answer
 SELECT idempotency.once('expiry', 'vanishing', '1 us');
 RESET SESSION AUTHORIZATION;

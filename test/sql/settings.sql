@@ -3,26 +3,22 @@ CREATE ROLE regress_app;
 SELECT idempotency.grant_usage('regress_app');
 SELECT idempotency.once('settings', 'loads the library');
 SELECT name, setting, unit, context, min_val, max_val FROM pg_settings
-WHERE name IN ('idempotency.default_ttl', 'idempotency.default_wait') ORDER BY name COLLATE "C";
+WHERE name ~ '^idempotency.(default|max)_' ORDER BY name COLLATE "C";
 -- every one of ours has a description
 SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND short_desc !~ '\.$';
 
-SET idempotency.default_ttl = '36 h';
-SHOW idempotency.default_ttl;
-SET idempotency.default_ttl = 90;
-SHOW idempotency.default_ttl;
+-- what decides how long something is kept is one value for the whole server
 \set VERBOSITY sqlstate
-SET idempotency.default_ttl = 0;
-SET idempotency.default_ttl = '-1 s';
-SET idempotency.default_ttl = 'for ever';
-SET idempotency.default_ttl = '100 years';
+SET idempotency.default_ttl = '36 h';
+SET idempotency.max_ttl = '1 min';
+SET LOCAL idempotency.max_lease = '1 min';
+ALTER ROLE regress_app SET idempotency.default_ttl = '1 min';
+ALTER ROLE regress_app IN DATABASE :DBNAME SET idempotency.max_ttl = '1 min';
+ALTER FUNCTION idempotency.purge(integer) SET idempotency.max_lease = '1 min';
+ALTER SYSTEM SET idempotency.default_ttl = 0;
+ALTER SYSTEM SET idempotency.max_ttl = '-1 s';
+ALTER SYSTEM SET idempotency.max_lease = '100 years';
 \set VERBOSITY default
-SHOW idempotency.default_ttl;
--- the longest
-SET idempotency.default_ttl = 2147483647;
-SELECT idempotency.once('settings', 'longest');
-SELECT expires_at - created_at > '24000 days' AS right FROM idempotency.lookup('settings', 'longest');
-RESET idempotency.default_ttl;
 SET idempotency.default_wait = '1500 ms';
 SHOW idempotency.default_wait;
 \set VERBOSITY sqlstate
