@@ -985,7 +985,7 @@ BEGIN
   END LOOP;
 END
 $$;
-COMMENT ON FUNCTION idempotency.change_privileges(text[]) IS 'internal: GRANT and REVOKE';
+COMMENT ON FUNCTION idempotency.change_privileges(text[]) IS 'internal: GRANT and REVOKE; errors: 22004, 42601';
 
 -- Definers, so that the grants come from the objects' owner, and a dump holds
 -- plain GRANT statements that any later owner of the extension can repeat.
