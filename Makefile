@@ -15,6 +15,7 @@ OBJS = \
 	src/table/convert.o \
 	src/table/fence.o \
 	src/table/insert_once.o \
+	src/table/plans.o \
 	src/table/table_info.o \
 	src/table/trigger.o \
 	src/table/update.o \
@@ -31,6 +32,7 @@ OBJS = \
 	src/machine/definition.o \
 	src/machine/diagram.o \
 	src/machine/guard.o \
+	src/machine/history.o \
 	src/machine/machine.o \
 	src/machine/transition.o \
 	src/upkeep/insight.o \

@@ -274,16 +274,16 @@ COMMENT ON FUNCTION idempotency.guard_fence() IS 'internal: trigger of attach_fe
 CREATE FUNCTION idempotency.attach_fence(
   rel          regclass,
   fence_column name
-) RETURNS void
+) RETURNS name
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_fence';
-COMMENT ON FUNCTION idempotency.attach_fence(regclass, name) IS 'from now on every UPDATE of a table that you own must assign this bigint column, not NULL and not lower than it was; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01';
+COMMENT ON FUNCTION idempotency.attach_fence(regclass, name) IS 'from now on every UPDATE of a table that you own must assign this bigint column, not NULL and not lower than it was, but for what a foreign key does by itself; returns the name of its trigger; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01';
 
 CREATE FUNCTION idempotency.detach_fence(
   rel          regclass,
   fence_column name
-) RETURNS void
+) RETURNS name
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_fence';
-COMMENT ON FUNCTION idempotency.detach_fence(regclass, name) IS 'takes the fence off the column again; errors: IK007 it is none, 0A000, 22004, 42501, 42703, 42P01';
+COMMENT ON FUNCTION idempotency.detach_fence(regclass, name) IS 'takes the fence off the column again; returns the name that its trigger had; errors: IK007 it is none, 0A000, 22004, 42501, 42703, 42P01';
 
 ----------------------------------------------------------------------------
 -- State machines
@@ -306,10 +306,7 @@ COMMENT ON FUNCTION idempotency.machines_changed() IS 'internal: tells every ses
 -- ALWAYS: a restore or a subscription may run as a replica.
 CREATE TRIGGER machines_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.machines
   FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed();
-CREATE TRIGGER machines_truncated AFTER TRUNCATE ON idempotency.machines
-  FOR EACH STATEMENT EXECUTE FUNCTION idempotency.machines_changed();
 ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER machines_changed;
-ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER machines_truncated;
 
 CREATE SEQUENCE idempotency.transition_log_id_seq;
 CREATE TABLE idempotency.transition_log (
@@ -328,7 +325,7 @@ COMMENT ON SEQUENCE idempotency.transition_log_id_seq IS 'internal: numbers the 
 COMMENT ON TABLE idempotency.transition_log IS 'admin: the moves in tables whose machine is attached with history';
 COMMENT ON COLUMN idempotency.transition_log.table_name IS 'qualified, and quoted where it must be, as it was when the row moved';
 COMMENT ON COLUMN idempotency.transition_log.row_id IS 'primary key: its value, or for several columns an object; times in UTC';
-COMMENT ON COLUMN idempotency.transition_log.event IS 'that fire() asked for; NULL: the row was moved in another way';
+COMMENT ON COLUMN idempotency.transition_log.event IS 'that fire() asked for, or the only one of the edge that transition() took; NULL: an edge with several events or none, or a plain UPDATE';
 COMMENT ON COLUMN idempotency.transition_log.changed_at IS 'by the clock, not the start of the transaction';
 COMMENT ON COLUMN idempotency.transition_log.changed_by IS 'the role that ran the UPDATE';
 GRANT SELECT, INSERT ON idempotency.transition_log TO @extowner@;
@@ -348,13 +345,13 @@ CREATE FUNCTION idempotency.define_machine(
   name       text,
   definition jsonb,
   cyclic     boolean DEFAULT false
-) RETURNS void
+) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_define_machine';
-COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'admin: defines a state machine or replaces it, for every session at once; definition: {"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}; cyclic: rows may come back to a state; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'admin: defines a state machine or replaces it, for every session at once; definition: {"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}; cyclic: rows may come back to a state; false: it was defined so already; errors: 22004, 22023, 25006';
 
-CREATE FUNCTION idempotency.drop_machine(name text) RETURNS void
+CREATE FUNCTION idempotency.drop_machine(name text) RETURNS jsonb
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_drop_machine';
-COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'admin: forgets a state machine; errors: IK007 unknown, 2BP01 still attached, 22004, 22023';
+COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'admin: forgets a state machine, and returns its definition; errors: IK007 unknown, 2BP01 still attached, 22004, 22023, 25006';
 
 CREATE FUNCTION idempotency.guard_state() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_state';
@@ -365,16 +362,16 @@ CREATE FUNCTION idempotency.attach_machine(
   state_column name,
   machine      text,
   history      boolean DEFAULT false
-) RETURNS void
+) RETURNS name
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_machine';
-COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of your table on the machine''s graph, whoever writes it; history: also in transition_log; errors: IK003 rows off the graph, IK007, 0A000, 22004, 39P01, 42501, 42703, 42710, 42P01, 42P10';
+COMMENT ON FUNCTION idempotency.attach_machine(regclass, name, text, boolean) IS 'keeps the state column of your table on the machine''s graph, for every writer; history: also in transition_log; returns the name of its trigger; errors: IK003 rows off the graph, IK007, 0A000, 22004, 39P01, 42501, 42703, 42710, 42P01, 42P10';
 
 CREATE FUNCTION idempotency.detach_machine(
   rel          regclass,
   state_column name
-) RETURNS void
+) RETURNS name
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_machine';
-COMMENT ON FUNCTION idempotency.detach_machine(regclass, name) IS 'takes the machine off the column again; errors: IK007 none is attached, 0A000, 22004, 2BP01, 42501, 42703, 42P01';
+COMMENT ON FUNCTION idempotency.detach_machine(regclass, name) IS 'takes the machine off the column again; returns the name that its trigger had; errors: IK007 none is attached, 0A000, 22004, 2BP01, 42501, 42703, 42P01';
 
 CREATE FUNCTION idempotency.transition(
   rel          regclass,
@@ -445,16 +442,16 @@ COMMENT ON FUNCTION idempotency.guard_version() IS 'internal: trigger of attach_
 CREATE FUNCTION idempotency.attach_version(
   rel            regclass,
   version_column name
-) RETURNS void
+) RETURNS name
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_version';
-COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01, 42P16';
+COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; returns the name of its trigger; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01, 42P16';
 
 CREATE FUNCTION idempotency.detach_version(
   rel            regclass,
   version_column name
-) RETURNS void
+) RETURNS name
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_detach_version';
-COMMENT ON FUNCTION idempotency.detach_version(regclass, name) IS 'stops counting; errors: IK007 it is no version column, 0A000, 22004, 42501, 42703, 42P01';
+COMMENT ON FUNCTION idempotency.detach_version(regclass, name) IS 'stops counting; returns the name that the trigger had; errors: IK007 it is no version column, 0A000, 22004, 42501, 42703, 42P01';
 
 CREATE FUNCTION idempotency.update_if(
   rel     regclass,

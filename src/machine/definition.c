@@ -7,24 +7,8 @@
  */
 #include "machine/machine.h"
 
-#include "access/genam.h"
-#include "access/htup_details.h"
-#include "access/table.h"
-#include "access/xact.h"
-#include "catalog/namespace.h"
-#include "catalog/pg_collation.h"
-#include "catalog/pg_trigger.h"
-#include "catalog/pg_type.h"
 #include "common/hashfn.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
-#include "utils/fmgroids.h"
-#include "utils/hsearch.h"
-#include "utils/inval.h"
-#include "utils/lsyscache.h"
-#include "utils/memutils.h"
-#include "utils/snapmgr.h"
 
 /* how many names a hint lists */
 #define HINTED_NAMES				10
@@ -53,16 +37,36 @@ typedef struct NameEntry
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
+/* a walk over the graph, depth first */
+typedef struct GraphWalk
+{
+	const Machine *machine;
+	int		   *next_edge;		/* of each state: the first not yet taken */
+	char	   *progress;		/* of each state */
+	int		   *path;			/* from the initial state to the current one */
+	int			returned_to;	/* a state that is on a cycle; -1: none yet */
+} GraphWalk;
+
+/* its progress with a state */
+enum
+{
+	STATE_UNSEEN,
+	STATE_ON_PATH,
+	STATE_DONE
+};
+
 static void parse_initial(Machine *machine, JsonbContainer *definition);
 static void parse_transitions(Machine *machine, JsonbContainer *transitions);
 static void add_edge(Machine *machine, int source, const JsonbValue *event,
 					 const JsonbValue *target);
 static int	intern_state(Machine *machine, const JsonbValue *name);
 static int	intern_event(Machine *machine, const JsonbValue *name);
+static int	intern(names_hash *index, NameRef name, int *n, void **array,
+				   Size size);
 static NameRef checked_name(const char *kind, const JsonbValue *value);
 static bool is_object(const JsonbValue *value);
 static bool is_array(const JsonbValue *value);
-static Bitmapset *reachable(const Machine *machine, Bitmapset *from);
+static void walk_from(GraphWalk *walk, int start);
 static void append_name(StringInfo list, int n, NameRef name);
 pg_noreturn static void invalid_definition(const char *detail);
 
@@ -300,23 +304,13 @@ static int
 intern_state(Machine *machine, const JsonbValue *value)
 {
 	NameRef		name = checked_name("state", value);
-	bool		found;
-	NameEntry  *entry = names_insert(machine->state_index, name, &found);
+	int			known = machine->nstates;
+	int			index = intern(machine->state_index, name, &machine->nstates,
+							   (void **) &machine->states, sizeof(MachineState));
 
-	if (!found)
-	{
-		entry->index = machine->nstates++;
-		if (machine->states == NULL)
-			machine->states = palloc(sizeof(MachineState));
-		else
-			machine->states = repalloc(machine->states,
-									   machine->nstates * sizeof(MachineState));
-		machine->states[entry->index] = (MachineState)
-		{
-			.name = name
-		};
-	}
-	return entry->index;
+	if (index == known)
+		machine->states[index].name = name;
+	return index;
 }
 
 /* The same for an event. */
@@ -324,21 +318,31 @@ static int
 intern_event(Machine *machine, const JsonbValue *value)
 {
 	NameRef		name = checked_name("event", value);
+	int			known = machine->nevents;
+	int			index = intern(machine->event_index, name, &machine->nevents,
+							   (void **) &machine->events, sizeof(MachineEvent));
+
+	if (index == known)
+		machine->events[index].name = name;
+	return index;
+}
+
+/* A name's place in an array, which grows by a zeroed one if it is new. */
+static int
+intern(names_hash *index, NameRef name, int *n, void **array, Size size)
+{
 	bool		found;
-	NameEntry  *entry = names_insert(machine->event_index, name, &found);
+	NameEntry  *entry = names_insert(index, name, &found);
 
 	if (!found)
 	{
-		entry->index = machine->nevents++;
-		if (machine->events == NULL)
-			machine->events = palloc(sizeof(MachineEvent));
-		else
-			machine->events = repalloc(machine->events,
-									   machine->nevents * sizeof(MachineEvent));
-		machine->events[entry->index] = (MachineEvent)
-		{
-			.name = name,.source = -1
-		};
+		entry->index = (*n)++;
+		/* doubled whenever it is full, at a power of two */
+		if (*array == NULL)
+			*array = palloc(size);
+		else if ((entry->index & (entry->index - 1)) == 0)
+			*array = repalloc(*array, 2 * entry->index * size);
+		memset((char *) *array + entry->index * size, 0, size);
 	}
 	return entry->index;
 }
@@ -377,12 +381,19 @@ is_array(const JsonbValue *value)
  * edge (a typing error, most likely), one that no row can reach, and, unless
  * cyclic, one to which a row can come back.  An edge from a state to itself is
  * no cycle.
+ *
+ * Goes depth first from the initial states, once over every edge.
  */
 void
 ik_check_graph(const Machine *machine, bool cyclic)
 {
-	Bitmapset  *initial = NULL;
-	Bitmapset  *reached;
+	GraphWalk	walk = {
+		.machine = machine,
+		.next_edge = palloc0(machine->nstates * sizeof(int)),
+		.progress = palloc0(machine->nstates * sizeof(char)),
+		.path = palloc(machine->nstates * sizeof(int)),
+		.returned_to = -1
+	};
 
 	for (int i = 0; i < machine->nstates; i++)
 	{
@@ -393,49 +404,61 @@ ik_check_graph(const Machine *machine, bool cyclic)
 		if (bms_is_empty(state->targets) && bms_is_empty(state->sources))
 			invalid_definition(psprintf("No edge begins or ends at the initial state \"%.*s\".",
 										state->name.len, state->name.data));
-		initial = bms_add_member(initial, i);
+		walk_from(&walk, i);
 	}
 
-	reached = reachable(machine, bms_copy(initial));
 	for (int i = 0; i < machine->nstates; i++)
-		if (!bms_is_member(i, reached))
+		if (walk.progress[i] == STATE_UNSEEN)
 			invalid_definition(psprintf("State \"%.*s\" cannot be reached from an initial state.",
 										machine->states[i].name.len,
 										machine->states[i].name.data));
 
-	for (int i = 0; i < machine->nstates && !cyclic; i++)
+	if (walk.returned_to >= 0 && !cyclic)
 	{
-		const MachineState *state = &machine->states[i];
-		Bitmapset  *others = bms_del_member(bms_copy(state->targets), i);
+		NameRef		name = machine->states[walk.returned_to].name;
 
-		CHECK_FOR_INTERRUPTS();
-		if (bms_is_member(i, reachable(machine, others)))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("invalid definition of a machine"),
-					 errdetail("A row can leave state \"%.*s\" and come back to it.",
-							   state->name.len, state->name.data),
-					 errhint("If that is meant, pass cyclic => true.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("invalid definition of a machine"),
+				 errdetail("A row can leave state \"%.*s\" and come back to it.",
+						   name.len, name.data),
+				 errhint("If that is meant, pass cyclic => true.")));
 	}
 }
 
-/* Where rows can get from the given states, these included; scribbles on it. */
-static Bitmapset *
-reachable(const Machine *machine, Bitmapset *from)
+/* See all that can be reached from a state, and the first cycle on the way. */
+static void
+walk_from(GraphWalk *walk, int start)
 {
-	Bitmapset  *todo = bms_copy(from);
-	int			state;
+	int			depth = 0;
 
-	while ((state = bms_next_member(todo, -1)) >= 0)
+	if (walk->progress[start] != STATE_UNSEEN)
+		return;
+	walk->progress[start] = STATE_ON_PATH;
+	walk->path[depth++] = start;
+	while (depth > 0)
 	{
-		Bitmapset  *new = bms_difference(machine->states[state].targets, from);
+		int			here = walk->path[depth - 1];
+		const MachineState *state = &walk->machine->states[here];
+		int			target;
 
-		todo = bms_del_member(todo, state);
-		todo = bms_add_members(todo, new);
-		from = bms_add_members(from, new);
-		bms_free(new);
+		if (walk->next_edge[here] == state->nedges)
+		{
+			walk->progress[here] = STATE_DONE;
+			depth--;
+			continue;
+		}
+		target = state->edges[walk->next_edge[here]++].target;
+		if (walk->progress[target] == STATE_UNSEEN)
+		{
+			walk->progress[target] = STATE_ON_PATH;
+			walk->path[depth++] = target;
+		}
+		/* back to where the path has been: a cycle, unless it is a self-loop */
+		else if (walk->progress[target] == STATE_ON_PATH && target != here &&
+				 walk->returned_to < 0)
+			walk->returned_to = target;
 	}
-	return from;
 }
 
 /* One more name for a list in a hint, which ends somewhere if there are many. */

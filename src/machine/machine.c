@@ -16,12 +16,9 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
-#include "commands/trigger.h"
-#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
@@ -46,17 +43,15 @@ PG_FUNCTION_INFO_V1(idempotency_define_machine);
 PG_FUNCTION_INFO_V1(idempotency_drop_machine);
 PG_FUNCTION_INFO_V1(idempotency_machines_changed);
 
-static void write_as_owner(Relation rel, const char *command, int nargs,
-						   Oid *types, Datum *values);
+static uint64 write_as_owner(Relation rel, const char *command, int nargs,
+							 Oid *types, Datum *values, Datum *returned);
 static void refuse_if_attached(const char *name);
 static Machine *load_machine(const char *name);
 static void forget_machines(Datum arg, Oid relid);
 
 /*
  * define_machine(name, definition, cyclic): store a machine, or replace it.
- * Nothing may be NULL.  Refused with 22023: a malformed definition, an initial
- * state that no edge touches, states that no row can reach, and a way back to a
- * state that was left unless cyclic.
+ * False: it was defined so already.
  */
 Datum
 idempotency_define_machine(PG_FUNCTION_ARGS)
@@ -65,6 +60,7 @@ idempotency_define_machine(PG_FUNCTION_ARGS)
 	Datum		values[3];
 	Oid			types[3] = {TEXTOID, JSONBOID, BOOLOID};
 	Relation	rel;
+	uint64		written;
 
 	if (PG_ARGISNULL(1) || PG_ARGISNULL(2))
 		ereport(ERROR,
@@ -78,18 +74,20 @@ idempotency_define_machine(PG_FUNCTION_ARGS)
 	values[1] = PG_GETARG_DATUM(1);
 	values[2] = PG_GETARG_DATUM(2);
 	rel = table_open(ik_own_relation("machines"), RowExclusiveLock);
-	write_as_owner(rel,
-				   "INSERT INTO idempotency.machines AS m (name, definition, cyclic)"
-				   " VALUES ($1, $2, $3)"
-				   " ON CONFLICT (name) DO UPDATE"
-				   " SET definition = EXCLUDED.definition, cyclic = EXCLUDED.cyclic",
-				   3, types, values);
+	written = write_as_owner(rel,
+							 "INSERT INTO idempotency.machines AS m (name, definition, cyclic)"
+							 " VALUES ($1, $2, $3)"
+							 " ON CONFLICT (name) DO UPDATE"
+							 " SET definition = EXCLUDED.definition, cyclic = EXCLUDED.cyclic"
+							 " WHERE NOT (m.definition OPERATOR(pg_catalog.=) EXCLUDED.definition"
+							 " AND m.cyclic OPERATOR(pg_catalog.=) EXCLUDED.cyclic)",
+							 3, types, values, NULL);
 	table_close(rel, NoLock);
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(written > 0);
 }
 
 /*
- * drop_machine(name): remove it; refused with 2BP01 while it is attached.
+ * drop_machine(name): remove it, and return its definition.
  *
  * The lock keeps attach_machine() out until we commit, and waits for one that
  * is under way: it holds ROW SHARE until its own commit.
@@ -100,18 +98,21 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
 	char	   *name = ik_machine_argument(fcinfo);
 	Datum		values[1] = {CStringGetTextDatum(name)};
 	Oid			types[1] = {TEXTOID};
+	Datum		definition;
 	Relation	rel;
 
 	ik_refuse_to_write("idempotency.drop_machine()");
 	rel = table_open(ik_own_relation("machines"), ExclusiveLock);
 	ik_find_machine(name);
 	refuse_if_attached(name);
-	write_as_owner(rel,
-				   "DELETE FROM idempotency.machines m"
-				   " WHERE m.name OPERATOR(pg_catalog.=) $1",
-				   1, types, values);
+	if (write_as_owner(rel,
+					   "DELETE FROM idempotency.machines m"
+					   " WHERE m.name OPERATOR(pg_catalog.=) $1"
+					   " RETURNING m.definition",
+					   1, types, values, &definition) != 1)
+		elog(ERROR, "machine \"%s\" was not deleted", name);
 	table_close(rel, NoLock);
-	PG_RETURN_VOID();
+	PG_RETURN_DATUM(definition);
 }
 
 /*
@@ -121,8 +122,9 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
  *		ON idempotency.machines FOR EACH ROW
  *		EXECUTE FUNCTION idempotency.machines_changed()
  *
- * and the same for TRUNCATE, for each statement.  ENABLE ALWAYS, since a
- * restore or a subscription may run as a replica.
+ * ENABLE ALWAYS, since a restore or a subscription may run as a replica.
+ * TRUNCATE needs no trigger: it gives the table another file, and every session
+ * is told of that.
  */
 Datum
 idempotency_machines_changed(PG_FUNCTION_ARGS)
@@ -204,13 +206,15 @@ ik_machine_argument(FunctionCallInfo fcinfo)
 /*
  * Run a command on our table as its owner: EXECUTE on the calling function is
  * the gate, nobody else has rights on the table.  The arguments are of built-in
- * types, so that no code of the caller's runs meanwhile.
+ * types, so that no code of the caller's runs meanwhile.  Returns the number of
+ * rows, and in *returned the value that the only one RETURNING has.
  */
-static void
+static uint64
 write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
-			   Datum *values)
+			   Datum *values, Datum *returned)
 {
 	SavedUser	caller;
+	uint64		written;
 
 	SPI_connect();
 	ik_become_owner(rel, 0, &caller);
@@ -218,17 +222,34 @@ write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
 		elog(ERROR, "could not write to table \"%s\"",
 			 RelationGetRelationName(rel));
 	ik_become_caller(&caller);
+	written = SPI_processed;
+	if (returned != NULL && written == 1)
+	{
+		Form_pg_attribute attr = TupleDescAttr(SPI_tuptable->tupdesc, 0);
+		bool		isnull;
+
+		*returned = SPI_datumTransfer(SPI_getbinval(SPI_tuptable->vals[0],
+													SPI_tuptable->tupdesc, 1,
+													&isnull),
+									  attr->attbyval, attr->attlen);
+	}
 	SPI_finish();
+	return written;
 }
 
-/* Refuse to drop a machine that a guard names, whoever's the table is. */
+/*
+ * Refuse to drop a machine that a guard names, whoever's the table is.  The
+ * message has the table to which it was attached first.
+ */
 static void
 refuse_if_attached(const char *name)
 {
-	Oid			function = ik_trigger_function("guard_state");
+	Oid			function = ik_guard_function(GUARD_STATE);
 	Relation	rel = table_open(TriggerRelationId, AccessShareLock);
 	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	HeapTuple	tuple;
+	Oid			first = InvalidOid;
+	Oid			table = InvalidOid;
 
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
@@ -241,18 +262,24 @@ refuse_if_attached(const char *name)
 		args = fastgetattr(tuple, Anum_pg_trigger_tgargs,
 						   RelationGetDescr(rel), &isnull);
 		/* the arguments follow each other, each with its zero byte */
-		if (!isnull && strcmp(VARDATA_ANY(DatumGetByteaPP(args)), name) == 0)
-			ereport(ERROR,
-					(errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
-					 errmsg("cannot drop machine \"%s\" because it is attached",
-							name),
-					 errdetail("It is attached to table %s.",
-							   quote_qualified_identifier(get_namespace_name(get_rel_namespace(trigger->tgrelid)),
-														  get_rel_name(trigger->tgrelid))),
-					 errhint("Call idempotency.detach_machine() for each table first.")));
+		if (!isnull && strcmp(VARDATA_ANY(DatumGetByteaPP(args)), name) == 0 &&
+			(!OidIsValid(first) || trigger->oid < first))
+		{
+			first = trigger->oid;
+			table = trigger->tgrelid;
+		}
 	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
+	if (OidIsValid(first))
+		ereport(ERROR,
+				(errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
+				 errmsg("cannot drop machine \"%s\" because it is attached",
+						name),
+				 errdetail("It is attached to table %s.",
+						   quote_qualified_identifier(get_namespace_name(get_rel_namespace(table)),
+													  get_rel_name(table))),
+				 errhint("Call idempotency.detach_machine() for each table first.")));
 }
 
 /*

@@ -79,10 +79,18 @@ typedef struct Move
 	NameRef		from;			/* not given where data is NULL */
 	NameRef		to;
 	int			event;			/* -1: not given */
+	int			logged_event;	/* of the attempt; -1: the history has none */
 	NameRef		target;			/* of the attempt that is under way */
 } Move;
 
 /* transition.c: the moves that functions make */
 extern const UpdateHooks ik_move_hooks;
+pg_noreturn extern void ik_refuse_unattached(Relation rel, AttrNumber column);
+
+/* history.c: the moves that are written down */
+extern Oid	ik_root_of(Relation rel);
+extern void ik_log_move(Relation rel, const TableInfo *table,
+						const Guard *guard, TupleTableSlot *slot,
+						NameRef from, NameRef to, NameRef event);
 
 #endif							/* IK_MACHINE_H */

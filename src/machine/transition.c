@@ -23,7 +23,7 @@ static void open_move(Move *move, FunctionCallInfo fcinfo, int arg);
 static NameRef name_argument(const Guard *guard, FunctionCallInfo fcinfo,
 							 int arg);
 static void check_edge_asked(const Move *move);
-static void aim(Move *move, Datum expected, int target);
+static void aim(Move *move, Datum expected, int source, int target);
 static Datum carry_out(Move *move, FunctionCallInfo fcinfo);
 static bool is_expected(const GuardedUpdate *update);
 static UpdateOutcome decide_move(GuardedUpdate *update);
@@ -32,7 +32,6 @@ static void check_stored(const GuardedUpdate *update);
 static const char *comparison(const GuardedUpdate *update, const char *column,
 							  int parameter);
 static NameRef datum_name(const Move *move, Datum state);
-static bool same_name(NameRef a, NameRef b);
 static text *name_as_text(NameRef name);
 
 const UpdateHooks ik_move_hooks = {
@@ -46,8 +45,6 @@ const UpdateHooks ik_move_hooks = {
 /*
  * transition(rel, id, from_state, to_state, changes, state_column): move a row
  * along an edge.  from_state NULL: from any state with an edge to the target.
- * changes and state_column may be NULL: none, and the only state column.
- * Errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 40001, 42702.
  */
 Datum
 idempotency_transition(PG_FUNCTION_ARGS)
@@ -60,12 +57,13 @@ idempotency_transition(PG_FUNCTION_ARGS)
 	if (move.to.data == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("state to move to must not be null")));
+				 errmsg("to_state must not be null")));
 	ik_read_changes(&move.update, fcinfo, 4);
 
 	check_edge_asked(&move);
 	if (move.from.data != NULL)
 		aim(&move, ik_state_datum(move.guard, move.from),
+			ik_find_state(move.machine, move.from),
 			ik_find_state(move.machine, move.to));
 	return carry_out(&move, fcinfo);
 }
@@ -101,9 +99,8 @@ idempotency_fire(PG_FUNCTION_ARGS)
 	source = move.machine->events[move.event].source;
 	if (source >= 0)
 		aim(&move,
-			ik_state_datum(move.guard,
-						   move.machine->states[source].name),
-			edge_of_event(&move, source)->target);
+			ik_state_datum(move.guard, move.machine->states[source].name),
+			source, edge_of_event(&move, source)->target);
 	return carry_out(&move, fcinfo);
 }
 
@@ -115,6 +112,7 @@ static void
 open_move(Move *move, FunctionCallInfo fcinfo, int arg)
 {
 	const TableInfo *table;
+	AttrNumber	column = InvalidAttrNumber;
 
 	memset(move, 0, sizeof(*move));
 	move->event = -1;
@@ -123,8 +121,8 @@ open_move(Move *move, FunctionCallInfo fcinfo, int arg)
 	if (!PG_ARGISNULL(arg))
 	{
 		char	   *name = NameStr(*PG_GETARG_NAME(arg));
-		AttrNumber	column = get_attnum(RelationGetRelid(move->update.rel), name);
 
+		column = get_attnum(RelationGetRelid(move->update.rel), name);
 		if (column <= 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_COLUMN),
@@ -142,16 +140,26 @@ open_move(Move *move, FunctionCallInfo fcinfo, int arg)
 	else if (table->nguards == 1)
 		move->guard = &table->guards[0];
 	if (move->guard == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNKNOWN_MACHINE),
-				 errmsg("no machine is attached to %s \"%s\"",
-						PG_ARGISNULL(arg) ? "table" : "that column of table",
-						RelationGetRelationName(move->update.rel)),
-				 errhint("Attach one with idempotency.attach_machine().")));
-	ik_check_primary_key(&move->update);
+		ik_refuse_unattached(move->update.rel, column);
+	ik_check_primary_key(move->update.rel, table);
 	move->update.column = move->guard->column;
 	move->update.type = move->guard->type;
 	move->machine = ik_find_machine(move->guard->machine);
+}
+
+/* IK007 for a table, or one column of it, that has no machine. */
+void
+ik_refuse_unattached(Relation rel, AttrNumber column)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_UNKNOWN_MACHINE),
+			 column == InvalidAttrNumber ?
+			 errmsg("no machine is attached to table \"%s\"",
+					RelationGetRelationName(rel)) :
+			 errmsg("no machine is attached to column \"%s\" of table \"%s\"",
+					get_attname(RelationGetRelid(rel), column, false),
+					RelationGetRelationName(rel)),
+			 errhint("Attach one with idempotency.attach_machine().")));
 }
 
 /* An argument as the name of a state; NULL gives NULL. */
@@ -209,13 +217,22 @@ check_edge_asked(const Move *move)
 
 /* Decide what to try: from an expected state to a target. */
 static void
-aim(Move *move, Datum expected, int target)
+aim(Move *move, Datum expected, int source, int target)
 {
+	const MachineState *from = &move->machine->states[source];
+	int			nedges = 0;
+
 	move->update.expected = expected;
 	move->update.target = ik_state_datum(move->guard,
 										 move->machine->states[target].name);
 	move->target = datum_name(move, move->update.target);
 	move->update.decided = true;
+
+	/* what the history calls it: the event, if the edge has exactly one */
+	move->logged_event = move->event;
+	for (int i = 0; i < from->nedges && move->event < 0; i++)
+		if (from->edges[i].target == target)
+			move->logged_event = ++nedges == 1 ? from->edges[i].event : -1;
 }
 
 /* Move the row and report: (outcome, applied, from_state, state). */
@@ -249,7 +266,7 @@ is_expected(const GuardedUpdate *update)
 {
 	const Move *move = (const Move *) update;
 
-	return same_name(datum_name(move, update->current),
+	return ik_same_name(datum_name(move, update->current),
 					 datum_name(move, update->expected));
 }
 
@@ -273,7 +290,7 @@ decide_move(GuardedUpdate *update)
 				 errhint("%s", ik_hint_edges(machine, -1))));
 	name = datum_name(move, move->update.current);
 	if (move->from.data != NULL)
-		return same_name(name, move->to) ? UPDATE_ALREADY : UPDATE_CONFLICT;
+		return ik_same_name(name, move->to) ? UPDATE_ALREADY : UPDATE_CONFLICT;
 
 	state = ik_find_state(machine, name);
 	if (state < 0)
@@ -289,17 +306,17 @@ decide_move(GuardedUpdate *update)
 		if (edge == NULL)
 			return bms_is_member(state, machine->events[move->event].targets) ?
 				UPDATE_ALREADY : UPDATE_CONFLICT;
-		aim(move, move->update.current, edge->target);
+		aim(move, move->update.current, state, edge->target);
 		return UPDATE_APPLIED;
 	}
 
 	/* From any state: a retry must not move again along a self-loop. */
-	if (same_name(name, move->to))
+	if (ik_same_name(name, move->to))
 		return UPDATE_ALREADY;
 	if (!ik_has_edge(machine, state,
 					 ik_find_state(machine, move->to)))
 		return UPDATE_CONFLICT;
-	aim(move, move->update.current, ik_find_state(machine, move->to));
+	aim(move, move->update.current, state, ik_find_state(machine, move->to));
 	return UPDATE_APPLIED;
 }
 
@@ -325,14 +342,14 @@ check_stored(const GuardedUpdate *update)
 
 	if (!move->update.isnull)
 		stored = datum_name(move, move->update.current);
-	if (!same_name(stored, target))
+	if (!ik_same_name(stored, target))
 		ereport(ERROR,
 				(errcode(ERRCODE_STATE_REWRITTEN),
 				 errmsg("a trigger stored another state than \"%.*s\"",
 						target.len, target.data),
 				 stored.data == NULL ? errdetail("It stored null.") :
 				 errdetail("It stored \"%.*s\".", stored.len, stored.data),
-				 errhint("Mend the trigger, or ask for the state that it stores.")));
+				 errhint("Fix the trigger, or ask for the state that it stores.")));
 }
 
 /*
@@ -357,13 +374,6 @@ static NameRef
 datum_name(const Move *move, Datum state)
 {
 	return ik_state_name(move->guard->kind, state);
-}
-
-static bool
-same_name(NameRef a, NameRef b)
-{
-	return a.data != NULL && b.data != NULL && a.len == b.len &&
-		memcmp(a.data, b.data, a.len) == 0;
 }
 
 static text *

@@ -116,6 +116,15 @@ ik_state_name(StateKind kind, Datum state)
 	return name;
 }
 
+/* Are two names the same?  So are two that are null. */
+bool
+ik_same_name(NameRef a, NameRef b)
+{
+	if (a.data == NULL || b.data == NULL)
+		return a.data == b.data;
+	return a.len == b.len && memcmp(a.data, b.data, a.len) == 0;
+}
+
 /* A name as a value of the column's type; 22P02 if an enum has no such label. */
 Datum
 ik_state_datum(const Guard *guard, NameRef name)

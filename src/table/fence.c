@@ -30,11 +30,7 @@ PG_FUNCTION_INFO_V1(idempotency_guard_fence);
 static void check_fence(TriggerData *trigdata, AttrNumber column);
 static void check_assigned(TriggerData *trigdata, const TableInfo *table);
 
-/*
- * attach_fence(rel, fence_column): guard a table that the caller owns.
- * Nothing may be NULL.  Errors: 0A000 for a table or column that cannot be
- * guarded, 42710 attached already, 42804 not a bigint.
- */
+/* attach_fence(rel, fence_column): have every UPDATE assign this column. */
 Datum
 idempotency_attach_fence(PG_FUNCTION_ARGS)
 {
@@ -43,50 +39,13 @@ idempotency_attach_fence(PG_FUNCTION_ARGS)
 
 	ik_check_attachable(rel, column, GUARD_FENCE);
 	ik_check_bigint(rel, column);
-	if (ik_find_trigger(rel, "guard_fence", column, 0) != NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT),
-				 errmsg("column \"%s\" is a fence already",
-						get_attname(RelationGetRelid(rel), column, false)),
-				 errhint("Call idempotency.detach_fence() if it should be none.")));
-
-	ik_create_trigger(rel, "zz_IK_fence", "BEFORE UPDATE", column,
-					  "idempotency.guard_fence()");
-	if (ik_find_trigger(rel, "guard_fence", InvalidAttrNumber, 0) == NULL)
-		ik_create_trigger(rel, "zz_IK_fence_assigned", "BEFORE UPDATE",
-						  InvalidAttrNumber,
-						  "idempotency.guard_fence()");
-	table_close(rel, NoLock);
-	PG_RETURN_VOID();
+	return ik_attach(rel, column, GUARD_FENCE, GUARD_BEFORE_UPDATE, "");
 }
 
-/* detach_fence(rel, fence_column): IK007 if it is none. */
 Datum
 idempotency_detach_fence(PG_FUNCTION_ARGS)
 {
-	AttrNumber	column;
-	Relation	rel = ik_open_owned(fcinfo, &column);
-	const Trigger *trigger = ik_find_trigger(rel, "guard_fence",
-											 column, 0);
-	bool		last = true;
-
-	if (trigger == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNKNOWN_MACHINE),
-				 errmsg("column \"%s\" is not a fence of table \"%s\"",
-						get_attname(RelationGetRelid(rel), column, false),
-						RelationGetRelationName(rel)),
-				 errhint("What is attached shows in \\d as triggers that call idempotency.guard_fence().")));
-	ik_drop_trigger(rel, trigger);
-
-	for (AttrNumber other = 1; other <= RelationGetNumberOfAttributes(rel); other++)
-		if (ik_find_trigger(rel, "guard_fence", other, 0) != NULL)
-			last = false;
-	trigger = ik_find_trigger(rel, "guard_fence", InvalidAttrNumber, 0);
-	if (last && trigger != NULL)
-		ik_drop_trigger(rel, trigger);
-	table_close(rel, NoLock);
-	PG_RETURN_VOID();
+	return ik_detach(fcinfo, GUARD_FENCE);
 }
 
 /* The trigger function; see the head of this file. */

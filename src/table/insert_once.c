@@ -3,7 +3,7 @@
  * insert_once.c
  *		A row inserted once, judged by the caller's own unique index.
  *
- * Vocabulary.  The "members" are the keys of the JSON object new_row: the
+ * Vocabulary.  The "members" are the names in the JSON object new_row: the
  * columns that the caller gives; every other column takes its default.  The
  * "conflict columns" are those of the unique index that decides.  A "shape"
  * is one relation with one set of members and one choice of conflict columns:
@@ -13,16 +13,16 @@
  * DO NOTHING, which waits for a rival transaction; if that met a conflict,
  * look again.  A row that is deleted in between starts the loop over.
  *
+ * No row inserted: was it a conflict, or a trigger that returned NULL?  Only
+ * the executor's own count tells (EXPLAIN ANALYZE shows it as "Conflicting
+ * Tuples"), and so insert_row() drives the executor, as SPI does otherwise.
+ * What was weighed against it: to insert again would fire the trigger twice,
+ * which may have put the row elsewhere; a plain INSERT that is caught takes a
+ * subtransaction for every row, and under SERIALIZABLE each replay would write.
+ *
  * Everything runs as the caller: privileges, row security and triggers are
  * PostgreSQL's own.  All SQL is fully qualified, since a plan is parsed again
  * under whatever search_path is in force by then.
- *
- * Memory: each shape has a context of its own under CacheMemoryContext.  A
- * shape is found by a hash table, in use by calls (use_count, for a trigger
- * of the table may call insert_once itself), and freed when it is neither.
- * The find plan tells whether a shape is out of date: PostgreSQL invalidates
- * it at any change of the table, its indexes or its name (ri_triggers.c
- * relies on the same).
  *
  *-------------------------------------------------------------------------
  */
@@ -32,34 +32,26 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "access/xlog.h"
+#include "catalog/namespace.h"
+#include "catalog/objectaddress.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_opclass.h"
 #include "catalog/pg_type.h"
-#include "common/hashfn.h"
 #include "executor/executor.h"
 #include "executor/instrument.h"
-#include "executor/spi.h"
 #include "funcapi.h"
-#include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
-#include "utils/fmgroids.h"
-#include "utils/hsearch.h"
-#include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/plancache.h"
-#include "utils/rel.h"
 #include "utils/rls.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
-
-/* So many shapes are kept; the next one empties the table. */
-#define MAX_SHAPES		200
 
 /*
  * So many conflicts in a row with a row that is then not there: rivals that
@@ -67,38 +59,34 @@
  */
 #define MAX_ROUNDS		100
 
-typedef struct ShapeKey
-{
-	Oid			relid;
-	uint32		hash;			/* of the names */
-} ShapeKey;
-
+/* what a kept plan's extra is here; its second plan is the INSERT */
 typedef struct Shape
 {
-	MemoryContext context;		/* holds all of this */
-	Oid			relid;
-	char	   *names;			/* conflict and members, see collect_names */
-	int			names_len;
 	TupleDesc	members;		/* the columns given, in new_row's order */
 	Oid		   *types;			/* theirs, as the plans' parameters */
 	TupleDesc	result;			/* (created, stored) */
-	char	   *index_name;		/* the unique index that decides */
+	Oid			index;			/* the unique index that decides */
+	char	   *index_name;
 	bool		nulls_conflict; /* is it NULLS NOT DISTINCT? */
+	bool		has_twin;		/* does another index decide alike? */
 	int			nkeys;
 	int		   *keys;			/* its columns, as positions in members */
 	char	   *find_text;		/* SELECT by the conflict columns */
-	SPIPlanPtr	find;			/* the same */
 	char	   *insert_text;	/* INSERT ... ON CONFLICT DO NOTHING */
-	SPIPlanPtr	insert;			/* the same; NULL until it is needed */
-	int			use_count;		/* calls that are using it now */
-	bool		listed;			/* is it in the hash table? */
 } Shape;
 
-typedef struct ShapeEntry
+/* one call */
+typedef struct InsertCall
 {
-	ShapeKey	key;
-	Shape	   *shape;
-} ShapeEntry;
+	Relation	rel;
+	KeptPlan   *kept;
+	Shape	   *shape;			/* kept->extra */
+	Datum	   *values;			/* of the members */
+	bool	   *isnull;
+	char	   *nulls;			/* the same as SPI has it */
+	MemoryContext context;		/* holds what is returned */
+	Datum		stored;			/* the row, when it was created or found */
+} InsertCall;
 
 typedef enum InsertOutcome
 {
@@ -117,34 +105,29 @@ typedef struct ReturnedRow
 	Datum		row;
 } ReturnedRow;
 
-static HTAB *shapes = NULL;
-
 static Relation open_target(Oid type);
 static void collect_names(StringInfo names, ArrayType *conflict, Jsonb *new_row);
-static Shape *get_shape(Relation rel, StringInfo names);
-static void drop_all_shapes(void);
-static void unlist_shape(ShapeEntry *entry);
-static void free_unused_shape(Shape *shape);
-static Shape *build_shape(Relation rel, StringInfo names);
+static KeptPlan *get_shape(Relation rel, StringInfo names);
+static KeptPlan *build_shape(Relation rel, const PlanKey *key);
 static AttrNumber column_number(Relation rel, const char *name);
 static Relation choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict);
 static bool index_can_judge(Relation index);
 static Bitmapset *index_columns(Relation index);
+static bool has_twin(Relation rel, Oid chosen);
+static bool decide_alike(Oid index, Oid other);
 static void append_index(StringInfo buf, Relation rel, Relation index);
 static void write_queries(Shape *shape, Relation rel, Relation index);
 static void append_key_condition(StringInfo buf, const char *column, Oid type,
 								 Relation index, int pos, int param,
 								 bool nulls_conflict);
-static char *collation_name(Oid collation);
-static char *opclass_name(Oid opclass);
-static void check_key_not_null(Shape *shape, bool *isnull);
-static bool insert_or_find(Shape *shape, Relation rel, Datum *values, bool *isnull,
-						   MemoryContext context, Datum *stored, bool *found);
-static bool find_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
-					 bool must_exist, MemoryContext context, Datum *stored);
-static bool owner_sees_row(Shape *shape, Relation rel, Datum *values, char *nulls);
-static InsertOutcome insert_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
-								MemoryContext context, Datum *stored);
+static char *qualified_name(Oid class, Oid object);
+static void check_key_not_null(const InsertCall *call);
+static bool insert_or_find(InsertCall *call, bool *found);
+static bool find_row(InsertCall *call, bool must_exist);
+static bool owner_sees_row(const InsertCall *call);
+static InsertOutcome insert_beside_twin(InsertCall *call);
+static bool twin_refused(const InsertCall *call, const ErrorData *error);
+static InsertOutcome insert_row(InsertCall *call);
 static bool receive_row(TupleTableSlot *slot, DestReceiver *self);
 static void receiver_startup(DestReceiver *self, int operation, TupleDesc desc);
 static void receiver_nothing(DestReceiver *self);
@@ -152,31 +135,21 @@ static void receiver_nothing(DestReceiver *self);
 PG_FUNCTION_INFO_V1(idempotency_insert_once);
 
 /*
- * insert_once(target anyelement, new_row jsonb, conflict text[] DEFAULT NULL)
+ * insert_once(target anyelement, new_row jsonb, conflict text[])
  *		RETURNS TABLE (created boolean, stored anyelement)
  *
- * Inserts new_row into the table whose row type target has, or returns the
- * row that was there, as it is now.  Only target's type counts, so it must be
- * NULL.  conflict names the columns of the unique index that decides; NULL
- * means the only one whose columns all stand in new_row.
- *
- * One row, always: a set-returning function may return it as a plain value.
- * stored is NULL if a trigger swallowed the insert.
- *
- * Errors: 42809 target is not a table's row type; 42P01 it was dropped; 22023
- * target is a value, new_row is no object; 22004 a NULL argument, element of
- * conflict, or conflict column; 42703 unknown column; 42P10 no or several
- * unique indexes; 42501 the row is hidden by row security; 27000 a trigger
- * changed the conflict columns; and whatever INSERT raises.
+ * Only target's type counts, so it must be NULL.  One row, always: a
+ * set-returning function may return it as a plain value.
  */
 Datum
 idempotency_insert_once(PG_FUNCTION_ARGS)
 {
-	Relation	rel = open_target(get_fn_expr_argtype(fcinfo->flinfo, 0));
-	MemoryContext context = CurrentMemoryContext;
-	Jsonb	   *new_row;
+	InsertCall	call = {
+		.rel = open_target(get_fn_expr_argtype(fcinfo->flinfo, 0)),
+		.context = CurrentMemoryContext
+	};
+	Jsonb	   *new_row = NULL;
 	StringInfoData names;
-	Shape	   *volatile shape;
 	Datum		result;
 
 	if (!PG_ARGISNULL(0))
@@ -184,16 +157,14 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("target must be NULL"),
 				 errhint("Write NULL::%s; the values of the row belong into new_row.",
-						 RelationGetRelationName(rel))));
-	if (PG_ARGISNULL(1))
+						 RelationGetRelationName(call.rel))));
+	if (!PG_ARGISNULL(1))
+		new_row = PG_GETARG_JSONB_P(1);
+	if (new_row == NULL || !JB_ROOT_IS_OBJECT(new_row))
 		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("new_row must not be NULL"),
-				 errhint("Give the columns of the row as a JSON object.")));
-	new_row = PG_GETARG_JSONB_P(1);
-	if (!JB_ROOT_IS_OBJECT(new_row))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				(errcode(new_row == NULL ? ERRCODE_NULL_VALUE_NOT_ALLOWED :
+						 ERRCODE_INVALID_PARAMETER_VALUE),
+				 new_row == NULL ? errmsg("new_row must not be null") :
 				 errmsg("new_row must be a JSON object"),
 				 errhint("Give the columns of the row as a JSON object.")));
 
@@ -203,36 +174,40 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 	initStringInfo(&names);
 	collect_names(&names, PG_ARGISNULL(2) ? NULL : PG_GETARG_ARRAYTYPE_P(2),
 				  new_row);
-	shape = get_shape(rel, &names);
-	shape->use_count++;
+	call.kept = get_shape(call.rel, &names);
+	call.shape = call.kept->extra;
+	ik_hold_plan(call.kept);
 	PG_TRY();
 	{
-		Datum	   *values = palloc(shape->members->natts * sizeof(Datum));
-		bool	   *isnull = palloc(shape->members->natts * sizeof(bool));
+		int			natts = call.shape->members->natts;
 		Datum		columns[2] = {0};
 		bool		nulls[2] = {false};
 		bool		created;
 		bool		found;
 
-		ik_from_json(new_row, shape->members, values, isnull);
-		check_key_not_null(shape, isnull);
-		created = insert_or_find(shape, rel, values, isnull, context,
-								 &columns[1], &found);
+		call.values = palloc(natts * sizeof(Datum));
+		call.isnull = palloc(natts * sizeof(bool));
+		call.nulls = palloc(natts);
+		ik_from_json(new_row, call.shape->members, call.values, call.isnull);
+		for (int i = 0; i < natts; i++)
+			call.nulls[i] = call.isnull[i] ? 'n' : ' ';
+		check_key_not_null(&call);
+		created = insert_or_find(&call, &found);
 		columns[0] = BoolGetDatum(created);
+		columns[1] = call.stored;
 		nulls[1] = !created && !found;
 
-		MemoryContextSwitchTo(context);
-		result = HeapTupleGetDatum(heap_form_tuple(shape->result, columns, nulls));
+		MemoryContextSwitchTo(call.context);
+		result = HeapTupleGetDatum(heap_form_tuple(call.shape->result, columns, nulls));
 	}
 	PG_FINALLY();
 	{
-		shape->use_count--;
-		free_unused_shape(shape);
+		ik_release_plan(call.kept);
 	}
 	PG_END_TRY();
 
 	SPI_finish();
-	table_close(rel, NoLock);
+	table_close(call.rel, NoLock);
 	PG_RETURN_DATUM(result);
 }
 
@@ -265,7 +240,8 @@ open_target(Oid type)
 /*
  * What tells one shape of a relation from another, as bytes: how many names
  * conflict has (-1: it is NULL), these, and the member names, each with its
- * terminator.  jsonb sorts its keys, so equal sets give equal bytes.
+ * terminator.  jsonb sorts its keys, so equal sets give equal bytes.  Those of
+ * a guarded update (update.c) begin otherwise.
  */
 static void
 collect_names(StringInfo names, ArrayType *conflict, Jsonb *new_row)
@@ -293,7 +269,7 @@ collect_names(StringInfo names, ArrayType *conflict, Jsonb *new_row)
 		if (elem_nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("conflict must not contain NULL"),
+					 errmsg("conflict must not contain null"),
 					 errhint("Name the columns of a unique index, or pass NULL.")));
 		appendStringInfoString(names, TextDatumGetCString(elems[i]));
 		appendStringInfoChar(names, '\0');
@@ -311,130 +287,44 @@ collect_names(StringInfo names, ArrayType *conflict, Jsonb *new_row)
 	}
 }
 
-/*
- * The shape for these names, from the table if it is there and up to date.
- */
-static Shape *
+static KeptPlan *
 get_shape(Relation rel, StringInfo names)
 {
-	ShapeKey	key = {
-		.relid = RelationGetRelid(rel),
-		.hash = hash_bytes((unsigned char *) names->data, names->len)
-	};
-	ShapeEntry *entry;
-	Shape	   *shape;
+	PlanKey		key = {RelationGetRelid(rel), names->len, names->data};
+	KeptPlan   *kept = ik_find_plan(&key);
 
-	if (shapes == NULL)
-	{
-		HASHCTL		ctl = {
-			.keysize = sizeof(ShapeKey),
-			.entrysize = sizeof(ShapeEntry)
-		};
-
-		shapes = hash_create("idempotency insert_once shapes", 32, &ctl,
-							 HASH_ELEM | HASH_BLOBS);
-	}
-
-	entry = hash_search(shapes, &key, HASH_FIND, NULL);
-	if (entry != NULL)
-	{
-		shape = entry->shape;
-		if (shape->names_len == names->len &&
-			memcmp(shape->names, names->data, names->len) == 0 &&
-			SPI_plan_is_valid(shape->find))
-			return shape;
-		unlist_shape(entry);
-	}
-
-	shape = build_shape(rel, names);
-
-	if (hash_get_num_entries(shapes) >= MAX_SHAPES)
-		drop_all_shapes();
-	entry = hash_search(shapes, &key, HASH_ENTER, NULL);
-	entry->shape = shape;
-	shape->listed = true;
-	return shape;
-}
-
-/* Empty the table of shapes: tables come and go, names are the caller's. */
-static void
-drop_all_shapes(void)
-{
-	HASH_SEQ_STATUS scan;
-	ShapeEntry *entry;
-
-	hash_seq_init(&scan, shapes);
-	while ((entry = hash_seq_search(&scan)) != NULL)
-		unlist_shape(entry);
-}
-
-/* Take a shape out of the table; it is freed now, or by its last user. */
-static void
-unlist_shape(ShapeEntry *entry)
-{
-	Shape	   *shape = entry->shape;
-
-	hash_search(shapes, &entry->key, HASH_REMOVE, NULL);
-	shape->listed = false;
-	free_unused_shape(shape);
-}
-
-/* Free a shape that nobody will find any more and nobody is using. */
-static void
-free_unused_shape(Shape *shape)
-{
-	if (shape->listed || shape->use_count > 0)
-		return;
-	SPI_freeplan(shape->find);
-	if (shape->insert != NULL)
-		SPI_freeplan(shape->insert);
-	MemoryContextDelete(shape->context);
+	return kept != NULL ? kept : build_shape(rel, &key);
 }
 
 /*
  * Work out a shape: which columns, which index, what queries.  All errors
  * about names and indexes come from here, before anything is written.
  */
-static Shape *
-build_shape(Relation rel, StringInfo names)
+static KeptPlan *
+build_shape(Relation rel, const PlanKey *key)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
-												  "idempotency insert_once",
+												  "idempotency plan",
 												  ALLOCSET_SMALL_SIZES);
 	MemoryContext oldcontext = MemoryContextSwitchTo(context);
 	Shape	   *shape = palloc0(sizeof(Shape));
-	const char *name;
-	const char *end;
+	const char *name = key->data;
+	const char *end = name + key->len;
 	int			nconflict;
 	Bitmapset  *conflict = NULL;
 	Bitmapset  *given = NULL;
 	List	   *members = NIL;
 	ListCell   *lc;
 	Relation	index;
-
-	shape->context = context;
-	shape->relid = RelationGetRelid(rel);
-	MemoryContextSetIdentifier(context, pstrdup(RelationGetRelationName(rel)));
-	shape->names = memcpy(palloc(names->len), names->data, names->len);
-	shape->names_len = names->len;
+	KeptPlan   *kept;
 
 	/* conflict columns, then members, as collect_names wrote them */
-	memcpy(&nconflict, names->data, sizeof(int));
-	name = names->data + sizeof(int);
-	end = names->data + names->len;
+	memcpy(&nconflict, name, sizeof(int));
+	name += sizeof(int);
 	for (int i = 0; i < nconflict; i++, name += strlen(name) + 1)
 		conflict = bms_add_member(conflict, column_number(rel, name));
 	for (; name < end; name += strlen(name) + 1)
-	{
-		AttrNumber	attnum = column_number(rel, name);
-
-		given = bms_add_member(given, attnum);
-		members = lappend_int(members, attnum);
-	}
-
-	index = choose_index(rel, given, conflict);
-	shape->index_name = pstrdup(RelationGetRelationName(index));
-	shape->nulls_conflict = index->rd_index->indnullsnotdistinct;
+		members = lappend_int(members, column_number(rel, name));
 
 	shape->members = CreateTemplateTupleDesc(list_length(members));
 	shape->types = palloc(list_length(members) * sizeof(Oid));
@@ -444,6 +334,7 @@ build_shape(Relation rel, StringInfo names)
 		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(rel),
 											  lfirst_int(lc) - 1);
 
+		given = bms_add_member(given, att->attnum);
 		TupleDescInitEntry(shape->members, pos + 1, NameStr(att->attname),
 						   att->atttypid, att->atttypmod, att->attndims);
 		TupleDescInitEntryCollation(shape->members, pos + 1, att->attcollation);
@@ -451,6 +342,11 @@ build_shape(Relation rel, StringInfo names)
 	}
 	TupleDescFinalize(shape->members);
 
+	index = choose_index(rel, given, conflict);
+	shape->index = RelationGetRelid(index);
+	shape->index_name = pstrdup(RelationGetRelationName(index));
+	shape->nulls_conflict = index->rd_index->indnullsnotdistinct;
+	shape->has_twin = has_twin(rel, shape->index);
 	shape->nkeys = index->rd_index->indnkeyatts;
 	shape->keys = palloc(shape->nkeys * sizeof(int));
 	for (int i = 0; i < shape->nkeys; i++)
@@ -468,12 +364,10 @@ build_shape(Relation rel, StringInfo names)
 	index_close(index, NoLock);
 
 	MemoryContextSwitchTo(oldcontext);
-	shape->find = SPI_prepare(shape->find_text, shape->members->natts, shape->types);
-	if (shape->find == NULL)
-		elog(ERROR, "SPI_prepare failed: %s", SPI_result_code_string(SPI_result));
-	SPI_keepplan(shape->find);
-	MemoryContextSetParent(context, CacheMemoryContext);
-	return shape;
+	kept = ik_keep_plan(key, context, shape->find_text, shape->members->natts,
+						shape->types);
+	kept->extra = shape;
+	return kept;
 }
 
 /* The number of a live user column; error 42703 if there is none. */
@@ -482,6 +376,7 @@ column_number(Relation rel, const char *name)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 
+	/* not get_attnum(), for which the first 63 bytes of a long name are enough */
 	for (int i = 0; i < desc->natts; i++)
 	{
 		Form_pg_attribute att = TupleDescAttr(desc, i);
@@ -502,9 +397,10 @@ column_number(Relation rel, const char *name)
  * columns, or, if conflict is NULL, the only one whose columns are all given.
  * Error 42P10 if there is none, or without conflict several.
  *
- * Of several on the same conflict columns the first will do: the INSERT names
- * collations and operator classes too, so that only an index with the same
- * notion of equality can be inferred beside it.
+ * Of several on the same columns, as there are while one index takes another's
+ * place, the first will do: the INSERT names collations and operator classes
+ * too, so that only an index with the same notion of equality is inferred
+ * beside it.
  */
 static Relation
 choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
@@ -512,7 +408,7 @@ choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
 	List	   *oids = RelationGetIndexList(rel);
 	ListCell   *lc;
 	Relation	chosen = NULL;
-	int			nfit = 0;
+	bool		ambiguous = false;
 	StringInfoData usable;
 	StringInfoData fit;
 
@@ -521,23 +417,21 @@ choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
 	foreach(lc, oids)
 	{
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
-		Bitmapset  *columns;
+		Bitmapset  *columns = index_columns(index);
 
-		if (!index_can_judge(index))
+		if (index_can_judge(index))
 		{
-			index_close(index, NoLock);
-			continue;
-		}
-		columns = index_columns(index);
-		append_index(&usable, rel, index);
-		if (conflict != NULL ? bms_equal(columns, conflict) : bms_is_subset(columns, members))
-		{
-			append_index(&fit, rel, index);
-			nfit++;
-			if (chosen == NULL)
+			append_index(&usable, rel, index);
+			if (conflict != NULL ? bms_equal(columns, conflict) : bms_is_subset(columns, members))
 			{
-				chosen = index;
-				continue;
+				append_index(&fit, rel, index);
+				if (chosen == NULL)
+				{
+					chosen = index;
+					continue;
+				}
+				if (!bms_equal(columns, index_columns(chosen)))
+					ambiguous = true;
 			}
 		}
 		index_close(index, NoLock);
@@ -555,7 +449,7 @@ choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
 				 errdetail("Unique indexes that can decide: %s.", usable.data) :
 				 errdetail("The table has no unique index that is valid, not partial, not on expressions and not deferrable."),
 				 errhint("Give all columns of such an index, or create one.")));
-	if (conflict == NULL && nfit > 1)
+	if (ambiguous)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
 				 errmsg("several unique indexes of table \"%s\" have all their columns in new_row",
@@ -597,6 +491,44 @@ index_columns(Relation index)
 	return columns;
 }
 
+/*
+ * Does another index of the table decide as the chosen one does?  Also one that
+ * is not valid yet: REINDEX CONCURRENTLY builds such.
+ */
+static bool
+has_twin(Relation rel, Oid chosen)
+{
+	List	   *oids = RelationGetIndexList(rel);
+	ListCell   *lc;
+
+	foreach(lc, oids)
+		if (lfirst_oid(lc) != chosen && decide_alike(lfirst_oid(lc), chosen))
+			return true;
+	return false;
+}
+
+/* Are both unique over the same columns, by the same equality? */
+static bool
+decide_alike(Oid one, Oid other)
+{
+	Relation	a = index_open(one, AccessShareLock);
+	Relation	b = index_open(other, AccessShareLock);
+	bool		alike = a->rd_index->indisunique &&
+		a->rd_index->indimmediate &&
+		a->rd_rel->relam == b->rd_rel->relam &&
+		RelationGetIndexPredicate(a) == NIL &&
+		bms_equal(index_columns(a), index_columns(b));
+
+	for (int i = 0; i < a->rd_index->indnkeyatts && alike; i++)
+		for (int j = 0; j < b->rd_index->indnkeyatts; j++)
+			if (a->rd_index->indkey.values[i] == b->rd_index->indkey.values[j])
+				alike = a->rd_opfamily[i] == b->rd_opfamily[j] &&
+					a->rd_indcollation[i] == b->rd_indcollation[j];
+	index_close(a, NoLock);
+	index_close(b, NoLock);
+	return alike;
+}
+
 /* Append "name (columns)" of an index to a list for a message. */
 static void
 append_index(StringInfo buf, Relation rel, Relation index)
@@ -604,13 +536,8 @@ append_index(StringInfo buf, Relation rel, Relation index)
 	appendStringInfo(buf, "%s%s (", buf->len > 0 ? ", " : "",
 					 quote_identifier(RelationGetRelationName(index)));
 	for (int i = 0; i < index->rd_index->indnkeyatts; i++)
-	{
-		int			attnum = index->rd_index->indkey.values[i];
-		Form_pg_attribute att = TupleDescAttr(RelationGetDescr(rel), attnum - 1);
-
 		appendStringInfo(buf, "%s%s", i > 0 ? ", " : "",
-						 quote_identifier(NameStr(att->attname)));
-	}
+						 ik_quoted_column(rel, index->rd_index->indkey.values[i]));
 	appendStringInfoChar(buf, ')');
 }
 
@@ -628,8 +555,7 @@ append_index(StringInfo buf, Relation rel, Relation index)
 static void
 write_queries(Shape *shape, Relation rel, Relation index)
 {
-	char	   *table = quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
-												   RelationGetRelationName(rel));
+	char	   *table = ik_quoted_name(rel);
 	oidvector  *opclasses;
 	Datum		datum;
 	bool		isnull;
@@ -664,8 +590,9 @@ write_queries(Shape *shape, Relation rel, Relation index)
 		appendStringInfo(&target, "%s%s", i > 0 ? ", " : "", column);
 		if (OidIsValid(index->rd_indcollation[i]))
 			appendStringInfo(&target, " COLLATE %s",
-							 collation_name(index->rd_indcollation[i]));
-		appendStringInfo(&target, " %s", opclass_name(opclasses->values[i]));
+							 qualified_name(CollationRelationId, index->rd_indcollation[i]));
+		appendStringInfo(&target, " %s",
+						 qualified_name(OperatorClassRelationId, opclasses->values[i]));
 
 		if (i > 0)
 			appendStringInfoString(&condition, " AND ");
@@ -697,56 +624,35 @@ append_key_condition(StringInfo buf, const char *column, Oid type,
 	Oid			collation = index->rd_indcollation[pos];
 	Oid			op = get_opfamily_member(index->rd_opfamily[pos], opcintype,
 										 opcintype, BTEqualStrategyNumber);
-	char		left[NAMEDATALEN * 2 + 8];
-	char		right[16];
+	char	   *left = psprintf("t.%s", column);
+	char	   *right = psprintf("$%d", param);
 
 	if (!OidIsValid(op))
 		elog(ERROR, "missing equality operator for type %u in index \"%s\"",
 			 opcintype, RelationGetRelationName(index));
 
-	snprintf(left, sizeof(left), "t.%s", column);
-	snprintf(right, sizeof(right), "$%d", param);
-
 	appendStringInfoChar(buf, '(');
 	ik_append_equality(buf, left, op, right, type);
 	if (OidIsValid(collation))
-		appendStringInfo(buf, " COLLATE %s", collation_name(collation));
+		appendStringInfo(buf, " COLLATE %s",
+						 qualified_name(CollationRelationId, collation));
 	if (nulls_conflict)
 		appendStringInfo(buf, " OR (%s IS NULL AND %s IS NULL)", left, right);
 	appendStringInfoChar(buf, ')');
 }
 
-/* A collation's qualified name. */
+/* The qualified name of a collation, or of an operator class of btree. */
 static char *
-collation_name(Oid collation)
+qualified_name(Oid class, Oid object)
 {
-	HeapTuple	tuple = SearchSysCache1(COLLOID, ObjectIdGetDatum(collation));
-	Form_pg_collation form;
+	static const char method[] = " USING btree";
+	ObjectAddress address;
 	char	   *name;
 
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for collation %u", collation);
-	form = (Form_pg_collation) GETSTRUCT(tuple);
-	name = quote_qualified_identifier(get_namespace_name(form->collnamespace),
-									  NameStr(form->collname));
-	ReleaseSysCache(tuple);
-	return name;
-}
-
-/* An operator class's qualified name. */
-static char *
-opclass_name(Oid opclass)
-{
-	HeapTuple	tuple = SearchSysCache1(CLAOID, ObjectIdGetDatum(opclass));
-	Form_pg_opclass form;
-	char	   *name;
-
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for operator class %u", opclass);
-	form = (Form_pg_opclass) GETSTRUCT(tuple);
-	name = quote_qualified_identifier(get_namespace_name(form->opcnamespace),
-									  NameStr(form->opcname));
-	ReleaseSysCache(tuple);
+	ObjectAddressSet(address, class, object);
+	name = getObjectIdentity(&address, false);
+	if (class == OperatorClassRelationId)
+		name[strlen(name) - strlen(method)] = '\0';
 	return name;
 }
 
@@ -755,18 +661,18 @@ opclass_name(Oid opclass)
  * would insert a second row: refuse it, unless the index treats NULLs alike.
  */
 static void
-check_key_not_null(Shape *shape, bool *isnull)
+check_key_not_null(const InsertCall *call)
 {
-	if (shape->nulls_conflict)
-		return;
-	for (int i = 0; i < shape->nkeys; i++)
+	const Shape *shape = call->shape;
+
+	for (int i = 0; i < shape->nkeys && !shape->nulls_conflict; i++)
 	{
-		if (isnull[shape->keys[i]])
+		if (call->isnull[shape->keys[i]])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("conflict column \"%s\" must not be NULL",
+					 errmsg("conflict column \"%s\" must not be null",
 							NameStr(TupleDescAttr(shape->members, shape->keys[i])->attname)),
-					 errdetail("Unique index \"%s\" lets any number of NULLs in.",
+					 errdetail("Unique index \"%s\" lets any number of nulls in.",
 							   shape->index_name),
 					 errhint("Give a value, or declare the index NULLS NOT DISTINCT.")));
 	}
@@ -774,8 +680,7 @@ check_key_not_null(Shape *shape, bool *isnull)
 
 /*
  * Insert the row and return true, or find the one that is there and return
- * false.  *stored is the row, in the given context; *found is false if there
- * is none because a trigger swallowed the insert.
+ * false; *found is false if there is none because a trigger swallowed it.
  *
  * The look comes first, so that a replay writes nothing, fires no trigger,
  * takes no sequence value and works in a read-only transaction.  Not under
@@ -783,37 +688,40 @@ check_key_not_null(Shape *shape, bool *isnull)
  * different rows fail with 40001.
  */
 static bool
-insert_or_find(Shape *shape, Relation rel, Datum *values, bool *isnull,
-			   MemoryContext context, Datum *stored, bool *found)
+insert_or_find(InsertCall *call, bool *found)
 {
 	*found = true;
 	for (int round = 0; round < MAX_ROUNDS; round++)
 	{
+		InsertOutcome outcome;
+
 		CHECK_FOR_INTERRUPTS();
-		if (round > 0 || !IsolationIsSerializable() || XactReadOnly)
+		if ((round > 0 || !IsolationIsSerializable() || XactReadOnly) &&
+			find_row(call, round > 0))
+			return false;
+
+		/* the plan takes a writer's lock, which recovery has none of */
+		PreventCommandDuringRecovery("INSERT");
+		LockRelationOid(RelationGetRelid(call->rel), RowExclusiveLock);
+		if (!SPI_plan_is_valid(call->kept->plan))
+			call->shape->has_twin = has_twin(call->rel, call->shape->index);
+
+		outcome = call->shape->has_twin ? insert_beside_twin(call) : insert_row(call);
+		if (outcome == INSERT_CREATED)
+			return true;
+		if (outcome == INSERT_SWALLOWED)
 		{
-			if (find_row(shape, rel, values, isnull, round > 0, context, stored))
-				return false;
-		}
-		switch (insert_row(shape, rel, values, isnull, context, stored))
-		{
-			case INSERT_CREATED:
-				return true;
-			case INSERT_SWALLOWED:
-				/* unless it was there, or the trigger put it there */
-				*found = find_row(shape, rel, values, isnull, false,
-								  context, stored);
-				return false;
-			case INSERT_CONFLICT:
-				break;
+			/* unless it was there, or the trigger put it there */
+			*found = find_row(call, false);
+			return false;
 		}
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
 			 errmsg("could not find the row that conflicts with the new row of table \"%s\"",
-					RelationGetRelationName(rel)),
+					RelationGetRelationName(call->rel)),
 			 errdetail("Unique index \"%s\" reported a conflict, but no row has the values given.",
-					   shape->index_name),
+					   call->shape->index_name),
 			 errhint("A trigger must not change the conflict columns; give them as they are stored.")));
 	return false;				/* keep the compiler quiet */
 }
@@ -825,21 +733,15 @@ insert_or_find(Shape *shape, Relation rel, Datum *values, bool *isnull,
  * by row security, and that is an error.
  */
 static bool
-find_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
-		 bool must_exist, MemoryContext context, Datum *stored)
+find_row(InsertCall *call, bool must_exist)
 {
-	int			natts = shape->members->natts;
-	char	   *nulls = palloc(natts);
 	bool		found;
 	int			rc;
-
-	for (int i = 0; i < natts; i++)
-		nulls[i] = isnull[i] ? 'n' : ' ';
 
 	/* what this statement has done so far counts */
 	CommandCounterIncrement();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	rc = SPI_execute_plan(shape->find, values, nulls, true, 1);
+	rc = SPI_execute_plan(call->kept->plan, call->values, call->nulls, true, 1);
 	if (rc != SPI_OK_SELECT)
 		elog(ERROR, "SPI_execute_plan failed: %s", SPI_result_code_string(rc));
 	found = SPI_processed > 0;
@@ -848,23 +750,23 @@ find_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
 		bool		null;
 		Datum		row = SPI_getbinval(SPI_tuptable->vals[0],
 										SPI_tuptable->tupdesc, 1, &null);
-		MemoryContext oldcontext = MemoryContextSwitchTo(context);
+		MemoryContext oldcontext = MemoryContextSwitchTo(call->context);
 
 		Assert(!null);
-		*stored = datumCopy(row, false, -1);
+		call->stored = datumCopy(row, false, -1);
 		MemoryContextSwitchTo(oldcontext);
 	}
 	SPI_freetuptable(SPI_tuptable);
 
 	if (!found && must_exist &&
-		check_enable_rls(shape->relid, InvalidOid, true) == RLS_ENABLED &&
-		owner_sees_row(shape, rel, values, nulls))
+		check_enable_rls(RelationGetRelid(call->rel), InvalidOid, true) == RLS_ENABLED &&
+		owner_sees_row(call))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("row-level security hides the row that conflicts with the new row of table \"%s\"",
-						RelationGetRelationName(rel)),
+						RelationGetRelationName(call->rel)),
 				 errdetail("Unique index \"%s\" reported the conflict.",
-						   shape->index_name),
+						   call->shape->index_name),
 				 errhint("Use another key, or a role that may see the row.")));
 	PopActiveSnapshot();
 	return found;
@@ -879,14 +781,15 @@ find_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
  * forced on him, that one holds the policies.
  */
 static bool
-owner_sees_row(Shape *shape, Relation rel, Datum *values, char *nulls)
+owner_sees_row(const InsertCall *call)
 {
+	const Shape *shape = call->shape;
 	SavedUser	caller;
 	int			rc;
 
-	ik_become_owner(rel, SECURITY_NOFORCE_RLS, &caller);
+	ik_become_owner(call->rel, SECURITY_NOFORCE_RLS, &caller);
 	rc = SPI_execute_with_args(shape->find_text, shape->members->natts,
-							   shape->types, values, nulls, true, 1);
+							   shape->types, call->values, call->nulls, true, 1);
 	ik_become_caller(&caller);
 	if (rc != SPI_OK_SELECT)
 		elog(ERROR, "SPI_execute_with_args failed: %s", SPI_result_code_string(rc));
@@ -894,18 +797,70 @@ owner_sees_row(Shape *shape, Relation rel, Datum *values, char *nulls)
 }
 
 /*
- * Run the INSERT as the caller.  If it created the row, *stored is what
- * RETURNING gave, in the given context.
+ * ON CONFLICT asks the valid indexes beforehand, and takes what an index that is
+ * still being built says for an error.  While there is such a one (or two valid
+ * ones) that error is caught, at the price of a subtransaction.
  *
- * The executor is driven here instead of through SPI for one reason: no row
- * returned may mean a conflict or a trigger that returned NULL, and only the
- * executor's own count, which EXPLAIN ANALYZE shows as "Conflicting Tuples",
- * tells them apart.
+ * A twin that comes meanwhile does no harm: none is written to before those
+ * transactions have ended that hold a writer's lock on the table, as we do, and
+ * do not know of it.
  */
 static InsertOutcome
-insert_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
-		   MemoryContext context, Datum *stored)
+insert_beside_twin(InsertCall *call)
 {
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile InsertOutcome outcome = INSERT_CONFLICT;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		outcome = insert_row(call);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (!twin_refused(call, error))
+			ReThrowError(error);
+		FreeErrorData(error);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return outcome;
+}
+
+static bool
+twin_refused(const InsertCall *call, const ErrorData *error)
+{
+	Oid			index;
+
+	if (error->sqlerrcode != ERRCODE_UNIQUE_VIOLATION ||
+		error->schema_name == NULL || error->constraint_name == NULL)
+		return false;
+	index = get_relname_relid(error->constraint_name,
+							  get_namespace_oid(error->schema_name, true));
+	return list_member_oid(RelationGetIndexList(call->rel), index) &&
+		decide_alike(index, call->shape->index);
+}
+
+/*
+ * Run the INSERT as the caller.  If it created the row, call->stored is what
+ * RETURNING gave.
+ */
+static InsertOutcome
+insert_row(InsertCall *call)
+{
+	Shape	   *shape = call->shape;
 	int			natts = shape->members->natts;
 	ParamListInfo params = makeParamList(natts);
 	ReturnedRow returned = {
@@ -916,36 +871,31 @@ insert_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
 			.rDestroy = receiver_nothing,
 			.mydest = DestNone
 		},
-		.context = context
+		.context = call->context
 	};
 	CachedPlan *cplan;
 	QueryDesc  *query;
 	bool		conflict;
 
-	/* the plan takes a writer's lock, which recovery has none of */
-	PreventCommandDuringRecovery("INSERT");
-
-	if (shape->insert == NULL)
+	if (call->kept->second == NULL)
 	{
-		SPIPlanPtr	plan = SPI_prepare(shape->insert_text, natts, shape->types);
+		SPIPlanPtr	plan = ik_prepare(shape->insert_text, natts, shape->types);
 
-		if (plan == NULL)
-			elog(ERROR, "SPI_prepare failed: %s", SPI_result_code_string(SPI_result));
 		SPI_keepplan(plan);
-		shape->insert = plan;
+		call->kept->second = plan;
 	}
 
 	for (int i = 0; i < natts; i++)
 	{
-		params->params[i].value = values[i];
-		params->params[i].isnull = isnull[i];
+		params->params[i].value = call->values[i];
+		params->params[i].isnull = call->isnull[i];
 		params->params[i].pflags = PARAM_FLAG_CONST;
 		params->params[i].ptype = shape->types[i];
 	}
 
 	CommandCounterIncrement();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	cplan = SPI_plan_get_cached_plan(shape->insert);
+	cplan = SPI_plan_get_cached_plan(call->kept->second);
 	query = CreateQueryDesc(linitial_node(PlannedStmt, cplan->stmt_list),
 							shape->insert_text, GetActiveSnapshot(),
 							InvalidSnapshot, &returned.pub, params, NULL,
@@ -967,12 +917,12 @@ insert_row(Shape *shape, Relation rel, Datum *values, bool *isnull,
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
 				 errmsg("a trigger of table \"%s\" changed the columns by which the row is found again",
-						RelationGetRelationName(rel)),
+						RelationGetRelationName(call->rel)),
 				 errdetail("They are those of unique index \"%s\".",
 						   shape->index_name),
 				 errhint("Give them as they are stored.")));
 	CommandCounterIncrement();
-	*stored = returned.row;
+	call->stored = returned.row;
 	return INSERT_CREATED;
 }
 

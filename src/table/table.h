@@ -77,6 +77,7 @@ typedef struct KeyColumn
 /* what we need to know about a table */
 typedef struct TableInfo
 {
+	bool		inherited;		/* has it children, other than partitions? */
 	int			nkeys;			/* 0: no primary key that we can use */
 	KeyColumn  *keys;
 	FmgrInfo	row_id;			/* makes the key's jsonb */
@@ -108,6 +109,7 @@ extern void ik_from_json(Jsonb *object, TupleDesc columns, Datum *values,
 						 bool *isnull);
 extern StateKind ik_state_kind(Oid type, Oid *base);
 extern NameRef ik_state_name(StateKind kind, Datum state);
+extern bool ik_same_name(NameRef a, NameRef b);
 extern Datum ik_state_datum(const Guard *guard, NameRef name);
 
 /* table_info.c: what is attached, and the primary key */
@@ -117,17 +119,46 @@ extern const Guard *ik_guard_of(const TableInfo *table, AttrNumber column);
 extern void ik_check_guards(Relation rel, const TableInfo *table,
 							GuardKind kind);
 extern const TableInfo *ik_fired_on(FunctionCallInfo fcinfo, GuardKind kind);
+extern void ik_check_primary_key(Relation rel, const TableInfo *table);
+
+/* trigger.c: guards, attached and detached */
+extern Datum ik_attach(Relation rel, AttrNumber column, GuardKind kind,
+					   int16 type, const char *arguments);
+extern void ik_refuse_attached(Relation rel, AttrNumber column, GuardKind kind);
+extern Datum ik_detach(FunctionCallInfo fcinfo, GuardKind kind);
+extern Oid	ik_guard_function(GuardKind kind);
 pg_noreturn extern void ik_refuse_trigger(GuardKind kind, Relation rel,
 										  const char *trigger);
 
-/* trigger.c: putting triggers on a table and taking them off */
-extern const struct Trigger *ik_find_trigger(Relation rel,
-											 const char *function,
-											 AttrNumber column, int16 type);
-extern void ik_create_trigger(Relation rel, const char *name,
-							  const char *events, AttrNumber column,
-							  const char *call);
-extern void ik_drop_trigger(Relation rel, const struct Trigger *trigger);
+/* what a kept plan is for: a table, and bytes that tell the statement */
+typedef struct PlanKey
+{
+	Oid			relid;
+	int			len;
+	const void *data;
+} PlanKey;
+
+/* a statement that was prepared once */
+typedef struct KeptPlan
+{
+	SPIPlanPtr	plan;
+	SPIPlanPtr	second;			/* one that goes with it, or NULL */
+	void	   *extra;			/* the maker's, in context */
+
+	/* plans.c's own */
+	MemoryContext context;
+	PlanKey		key;
+	int			users;			/* calls that hold it */
+	bool		listed;
+} KeptPlan;
+
+/* plans.c: statements prepared once per session */
+extern KeptPlan *ik_find_plan(const PlanKey *key);
+extern KeptPlan *ik_keep_plan(const PlanKey *key, MemoryContext context,
+							  const char *query, int nargs, Oid *types);
+extern void ik_hold_plan(KeptPlan *kept);
+extern void ik_release_plan(KeptPlan *kept);
+extern SPIPlanPtr ik_prepare(const char *query, int nargs, Oid *types);
 
 /* update.c: the guarded update */
 typedef enum UpdateOutcome
@@ -194,7 +225,6 @@ extern const GuardedUpdate *ik_running_update;
 
 extern void ik_open_update(GuardedUpdate *update, const UpdateHooks *hooks,
 						   FunctionCallInfo fcinfo);
-extern void ik_check_primary_key(const GuardedUpdate *update);
 extern void ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 							int arg);
 extern UpdateOutcome ik_guarded_update(GuardedUpdate *update);

@@ -4,9 +4,7 @@
  *		What machines and versions need to know about a table.
  *
  * Read from the relation's triggers, columns and primary key, and cached by
- * relation.  The name of a state column stands nowhere but in a trigger's
- * UPDATE OF list, the one part of a trigger that follows a rename, a dump and a
- * new partition, and costs an UPDATE nothing.
+ * relation.
  *
  * Anybody can put a trigger that calls our functions on a table of his own, by
  * hand, on a column of any type.  So nothing is taken from a trigger that is
@@ -23,6 +21,7 @@
 #include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
@@ -47,19 +46,10 @@ typedef struct CachedTable
 } CachedTable;
 
 static HTAB *tables = NULL;
+static long sweep_at = 64;		/* when there are so many, see make_room() */
 
-static const char *const guard_functions[] = {
-	[GUARD_STATE] = "guard_state",
-	[GUARD_VERSION] = "guard_version",
-	[GUARD_FENCE] = "guard_fence"
-};
-
-static const char *const attach_functions[] = {
-	[GUARD_STATE] = "attach_machine",
-	[GUARD_VERSION] = "attach_version",
-	[GUARD_FENCE] = "attach_fence"
-};
-
+static void make_room(void);
+static void let_go(CachedTable *entry);
 static TableInfo *read_table(Relation rel);
 static void read_triggers(Relation rel, TableInfo *info);
 static bool read_trigger(Relation rel, const Trigger *trigger,
@@ -95,20 +85,16 @@ ik_table_info(Relation rel)
 		CacheRegisterRelcacheCallback(forget_table, (Datum) 0);
 	}
 
-	entry = hash_search(tables, &relid, HASH_ENTER, &found);
-	if (!found)
-	{
-		entry->context = NULL;
-		entry->info = NULL;
-	}
-	else if (entry->valid && entry->info != NULL)
+	entry = hash_search(tables, &relid, HASH_FIND, NULL);
+	if (entry != NULL && entry->valid && entry->info != NULL)
 		return entry->info;
 
-	/* Callers up the stack may still hold the old copy. */
-	if (entry->context != NULL)
-		MemoryContextSetParent(entry->context, TopTransactionContext);
-	entry->context = NULL;
-	entry->info = NULL;
+	if (entry == NULL)
+		make_room();
+	entry = hash_search(tables, &relid, HASH_ENTER, &found);
+	if (!found)
+		entry->context = NULL;
+	let_go(entry);
 
 	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency table",
 									ALLOCSET_SMALL_SIZES);
@@ -122,6 +108,38 @@ ik_table_info(Relation rel)
 	entry->context = context;
 	entry->info = info;
 	return info;
+}
+
+/*
+ * Tables come and go.  When there are many, forget those that an invalidation
+ * has hit since: among them all that were dropped.
+ */
+static void
+make_room(void)
+{
+	HASH_SEQ_STATUS scan;
+	CachedTable *entry;
+
+	if (hash_get_num_entries(tables) < sweep_at)
+		return;
+	hash_seq_init(&scan, tables);
+	while ((entry = hash_seq_search(&scan)) != NULL)
+		if (!entry->valid)
+		{
+			let_go(entry);
+			hash_search(tables, &entry->relid, HASH_REMOVE, NULL);
+		}
+	sweep_at = Max(64, 2 * hash_get_num_entries(tables));
+}
+
+/* Callers up the stack may still hold what was read. */
+static void
+let_go(CachedTable *entry)
+{
+	if (entry->context != NULL)
+		MemoryContextSetParent(entry->context, TopTransactionContext);
+	entry->context = NULL;
+	entry->info = NULL;
 }
 
 /* The machine attached to a column, or NULL. */
@@ -166,19 +184,16 @@ ik_fired_on(FunctionCallInfo fcinfo, GuardKind kind)
 	return table;
 }
 
-/* 39P01 for a trigger that was made by hand; rel NULL: there is none. */
+/* 42P10 for a table without a primary key. */
 void
-ik_refuse_trigger(GuardKind kind, Relation rel, const char *trigger)
+ik_check_primary_key(Relation rel, const TableInfo *table)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-			 errmsg("function \"%s\" must be fired by a trigger that %s() made",
-					guard_functions[kind], attach_functions[kind]),
-			 rel == NULL ? 0 :
-			 errdetail("Trigger \"%s\" of \"%s\" is not as it makes them.",
-					   trigger, RelationGetRelationName(rel)),
-			 errhint("Drop the trigger, and call idempotency.%s() in its place.",
-					 attach_functions[kind])));
+	if (table->nkeys == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
+				 errmsg("table \"%s\" has no primary key",
+						RelationGetRelationName(rel)),
+				 errhint("Add a primary key: rows are told apart by it.")));
 }
 
 /* Is a column what a version or a fence must be?  A domain is not. */
@@ -195,10 +210,13 @@ read_table(Relation rel)
 
 	if (rel->trigdesc != NULL)
 		read_triggers(rel, info);
-	if (info->nguards > 0 || info->version != 0)
-		read_primary_key(rel, info);
+	read_primary_key(rel, info);
 	if (info->nkeys > 0)
 		prepare_row_id(rel, info);
+	/* not has_subclass(): that is true until VACUUM once there was a child */
+	info->inherited = rel->rd_rel->relkind == RELKIND_RELATION &&
+		rel->rd_rel->relhassubclass &&
+		find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL;
 	return info;
 }
 
@@ -212,7 +230,7 @@ read_triggers(Relation rel, TableInfo *info)
 	info->guards = palloc(triggers->numtriggers * sizeof(Guard));
 	for (GuardKind kind = 0; kind < GUARD_KINDS; kind++)
 	{
-		Oid			function = ik_trigger_function(guard_functions[kind]);
+		Oid			function = ik_guard_function(kind);
 
 		for (int i = 0; i < triggers->numtriggers; i++)
 		{

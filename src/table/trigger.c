@@ -1,75 +1,269 @@
 /*-------------------------------------------------------------------------
  *
  * trigger.c
- *		Triggers put on a caller's table and taken off.
+ *		Guards: attached to a column of a caller's table, and taken off.
  *
  * What is attached stands nowhere but in the table's triggers: so a table that
- * is dropped, renamed, dumped or restored takes everything with it.
+ * is dropped, renamed, dumped or restored takes everything with it.  A guard is
+ * a trigger whose column list tells the column,
+ *
+ *		UPDATE OF column ... guard_...()
+ *
+ * the one part of a trigger that follows a rename, a dump and a new partition,
+ * and costs an UPDATE nothing.  Its companions have no list and serve all
+ * guards of the kind that the table has: they see what an UPDATE does without
+ * naming the column.
+ *
+ * BEFORE triggers have the last word, since they fire in the order of their
+ * names and nobody's sort after zz.
  *
  *-------------------------------------------------------------------------
  */
 #include "table/table.h"
 
+#include "access/table.h"
+#include "catalog/pg_class.h"
 #include "commands/trigger.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 
+/* in place of a column: whichever a trigger has in its list */
+#define ANY_COLUMN	(-1)
+
+/* the names of a kind: guard_x(), attach_y(), detach_y(), "no y is attached" */
+typedef struct GuardNames
+{
+	const char *function;
+	const char *noun;
+	const char *trigger;
+} GuardNames;
+
+static const GuardNames guard_names[] = {
+	[GUARD_STATE] = {"guard_state", "machine", "IK_guard"},
+	[GUARD_VERSION] = {"guard_version", "version", "IK_version"},
+	[GUARD_FENCE] = {"guard_fence", "fence", "IK_fence"}
+};
+
+typedef struct Companion
+{
+	GuardKind	kind;
+	const char *name;
+	const char *events;
+	int16		type;			/* pg_trigger.tgtype */
+} Companion;
+
+static const Companion companions[] = {
+	{GUARD_STATE, "IK_guard_insert", "AFTER INSERT", GUARD_AFTER_INSERT},
+	{GUARD_STATE, "IK_guard_insert", "AFTER INSERT OR DELETE", GUARD_AFTER_INSERT_OR_DELETE},
+	{GUARD_STATE, "zz_IK_guard_update", "BEFORE UPDATE", GUARD_BEFORE_UPDATE},
+	{GUARD_STATE, "IK_guard_update", "AFTER UPDATE", GUARD_AFTER_UPDATE},
+	{GUARD_VERSION, "zz_IK_version_next", "BEFORE UPDATE", GUARD_BEFORE_UPDATE},
+	{GUARD_FENCE, "zz_IK_fence_assigned", "BEFORE UPDATE", GUARD_BEFORE_UPDATE}
+};
+
+static void keep_companions(Relation rel, GuardKind kind);
+static bool is_wanted(Relation rel, const Companion *companion);
+static const Trigger *find_trigger(Relation rel, GuardKind kind,
+								   AttrNumber column, int16 type);
+static char *create_trigger(Relation rel, GuardKind kind, const char *name,
+							const char *events, AttrNumber column,
+							const char *arguments);
+static void drop_trigger(Relation rel, const Trigger *trigger);
+static void run_utility(const char *command);
 static char *free_trigger_name(Relation rel, const char *name);
 
 /*
- * A trigger that calls our function, or NULL: with that column as its list, or
- * without a list if column is 0; of that tgtype, or of any if type is 0.
+ * Attach a guard to a column that can have one, and return the name of its
+ * trigger.  42710 if it has one already.  type is GUARD_BEFORE_UPDATE or
+ * GUARD_AFTER_UPDATE.
  */
-const Trigger *
-ik_find_trigger(Relation rel, const char *function, AttrNumber column,
-				int16 type)
+Datum
+ik_attach(Relation rel, AttrNumber column, GuardKind kind, int16 type,
+		  const char *arguments)
 {
-	Oid			oid = ik_trigger_function(function);
+	const GuardNames *names = &guard_names[kind];
+	bool		before = type == GUARD_BEFORE_UPDATE;
+	char	   *name;
+
+	ik_refuse_attached(rel, column, kind);
+	name = create_trigger(rel, kind,
+						  psprintf("%s%s", before ? "zz_" : "", names->trigger),
+						  before ? "BEFORE UPDATE" : "AFTER UPDATE",
+						  column, arguments);
+	keep_companions(rel, kind);
+	table_close(rel, NoLock);
+	return DirectFunctionCall1(namein, CStringGetDatum(name));
+}
+
+/* 42710 if a column has a guard of that kind. */
+void
+ik_refuse_attached(Relation rel, AttrNumber column, GuardKind kind)
+{
+	if (find_trigger(rel, kind, column, 0) != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("a %s is already attached to column \"%s\" of table \"%s\"",
+						guard_names[kind].noun,
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel)),
+				 errhint("Call idempotency.detach_%s() first.",
+						 guard_names[kind].noun)));
+}
+
+/*
+ * detach_...(rel, column): take a guard off, and return the name that its
+ * trigger had.  IK007 if there is none.
+ */
+Datum
+ik_detach(FunctionCallInfo fcinfo, GuardKind kind)
+{
+	AttrNumber	column;
+	Relation	rel = ik_open_owned(fcinfo, &column);
+	const Trigger *trigger = find_trigger(rel, kind, column, 0);
+	Datum		name;
+
+	if (trigger == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNKNOWN_MACHINE),
+				 errmsg("no %s is attached to column \"%s\" of table \"%s\"",
+						guard_names[kind].noun,
+						get_attname(RelationGetRelid(rel), column, false),
+						RelationGetRelationName(rel)),
+				 errhint("What is attached shows in \\d as triggers that call idempotency.%s().",
+						 guard_names[kind].function)));
+	name = DirectFunctionCall1(namein, CStringGetDatum(trigger->tgname));
+	drop_trigger(rel, trigger);
+	keep_companions(rel, kind);
+	table_close(rel, NoLock);
+	return name;
+}
+
+/* The trigger function of a kind. */
+Oid
+ik_guard_function(GuardKind kind)
+{
+	return ik_trigger_function(guard_names[kind].function);
+}
+
+/* 39P01 for a trigger that was made by hand; rel NULL: there is none. */
+void
+ik_refuse_trigger(GuardKind kind, Relation rel, const char *trigger)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+			 errmsg("function \"%s\" must be fired by a trigger that attach_%s() made",
+					guard_names[kind].function, guard_names[kind].noun),
+			 rel == NULL ? 0 :
+			 errdetail("Trigger \"%s\" of \"%s\" is not as it makes them.",
+					   trigger, RelationGetRelationName(rel)),
+			 errhint("Drop the trigger, and call idempotency.attach_%s() in its place.",
+					 guard_names[kind].noun)));
+}
+
+/*
+ * Have the companions that the guards need, and no others.  DROP COLUMN ...
+ * CASCADE may have left some.
+ */
+static void
+keep_companions(Relation rel, GuardKind kind)
+{
+	for (int i = 0; i < lengthof(companions); i++)
+	{
+		const Companion *companion = &companions[i];
+		const Trigger *trigger;
+		bool		wanted;
+
+		if (companion->kind != kind)
+			continue;
+		trigger = find_trigger(rel, kind, InvalidAttrNumber, companion->type);
+		wanted = is_wanted(rel, companion);
+		if (wanted && trigger == NULL)
+			create_trigger(rel, kind, companion->name, companion->events,
+						   InvalidAttrNumber, "");
+		else if (!wanted && trigger != NULL)
+			drop_trigger(rel, trigger);
+	}
+}
+
+static bool
+is_wanted(Relation rel, const Companion *companion)
+{
+	bool		partitioned = rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE;
+
+	switch (companion->type)
+	{
+			/* DELETE: a row that moves leaves one partition for another */
+		case GUARD_AFTER_INSERT:
+		case GUARD_AFTER_INSERT_OR_DELETE:
+			return partitioned == (companion->type == GUARD_AFTER_INSERT_OR_DELETE) &&
+				find_trigger(rel, companion->kind, ANY_COLUMN, 0) != NULL;
+
+			/* judged when the guards with a list are */
+		default:
+			return find_trigger(rel, companion->kind, ANY_COLUMN,
+								companion->type) != NULL;
+	}
+}
+
+/*
+ * A trigger that calls the kind's function, or NULL: with that column as its
+ * list, or without a list if column is 0; of that tgtype, or of any if type is
+ * 0.
+ */
+static const Trigger *
+find_trigger(Relation rel, GuardKind kind, AttrNumber column, int16 type)
+{
+	Oid			function = ik_guard_function(kind);
 
 	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
 	{
 		const Trigger *trigger = &rel->trigdesc->triggers[i];
 
-		if (trigger->tgfoid == oid &&
+		if (trigger->tgfoid == function &&
 			(type == 0 || trigger->tgtype == type) &&
 			(column == InvalidAttrNumber ? trigger->tgnattr == 0 :
-			 trigger->tgnattr == 1 && trigger->tgattr[0] == column))
+			 trigger->tgnattr == 1 &&
+			 (column == ANY_COLUMN || trigger->tgattr[0] == column)))
 			return trigger;
 	}
 	return NULL;
 }
 
-/* Create a trigger as the caller; column 0: without a column list. */
-void
-ik_create_trigger(Relation rel, const char *name, const char *events,
-				  AttrNumber column, const char *call)
+/*
+ * Create a trigger as the caller, and return its name; column 0: without a
+ * column list.
+ */
+static char *
+create_trigger(Relation rel, GuardKind kind, const char *name,
+			   const char *events, AttrNumber column, const char *arguments)
 {
-	StringInfoData command;
+	char	   *free_name = free_trigger_name(rel, name);
 
-	initStringInfo(&command);
-	appendStringInfo(&command, "CREATE TRIGGER %s %s ",
-					 quote_identifier(free_trigger_name(rel, name)), events);
-	if (column != InvalidAttrNumber)
-		appendStringInfo(&command, "OF %s ", ik_quoted_column(rel, column));
-	appendStringInfo(&command, "ON %s FOR EACH ROW EXECUTE FUNCTION %s",
-					 ik_quoted_name(rel), call);
-
-	SPI_connect();
-	if (SPI_execute(command.data, false, 0) != SPI_OK_UTILITY)
-		elog(ERROR, "could not create trigger: %s", command.data);
-	SPI_finish();
+	run_utility(psprintf("CREATE TRIGGER %s %s%s%s ON %s FOR EACH ROW"
+						 " EXECUTE FUNCTION idempotency.%s(%s)",
+						 quote_identifier(free_name), events,
+						 column == InvalidAttrNumber ? "" : " OF ",
+						 column == InvalidAttrNumber ? "" : ik_quoted_column(rel, column),
+						 ik_quoted_name(rel), guard_names[kind].function,
+						 arguments));
+	return free_name;
 }
 
 /* Drop a trigger as the caller. */
-void
-ik_drop_trigger(Relation rel, const Trigger *trigger)
+static void
+drop_trigger(Relation rel, const Trigger *trigger)
 {
-	char	   *command = psprintf("DROP TRIGGER %s ON %s",
-								   quote_identifier(trigger->tgname),
-								   ik_quoted_name(rel));
+	run_utility(psprintf("DROP TRIGGER %s ON %s",
+						 quote_identifier(trigger->tgname),
+						 ik_quoted_name(rel)));
+}
 
+static void
+run_utility(const char *command)
+{
 	SPI_connect();
 	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
-		elog(ERROR, "could not drop trigger: %s", command);
+		elog(ERROR, "could not execute: %s", command);
 	SPI_finish();
 }
 

@@ -43,14 +43,9 @@
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgrprotos.h"
-#include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/json.h"
 #include "utils/lsyscache.h"
-#include "utils/memutils.h"
-
-/* sets of changed columns whose plans are kept per table and column */
-#define MAX_PLANS 64
 
 typedef enum PlanKind
 {
@@ -59,31 +54,6 @@ typedef enum PlanKind
 	PLAN_IDENTIFY,				/* a look that also tells the row's version */
 	PLAN_LOCK
 } PlanKind;
-
-typedef struct PlanKey
-{
-	Oid			relid;
-	int16		column;
-	int16		kind;
-} PlanKey;
-
-/* one kept plan; only those of UPDATE have changed columns */
-typedef struct KeptPlan
-{
-	struct KeptPlan *next;
-	SPIPlanPtr	plan;
-	int			running;		/* how often, up the stack: do not free it */
-	int			nchanged;
-	AttrNumber	changed[FLEXIBLE_ARRAY_MEMBER];
-} KeptPlan;
-
-typedef struct CachedPlans
-{
-	PlanKey		key;
-	KeptPlan   *plans;
-} CachedPlans;
-
-static HTAB *plan_cache = NULL;
 
 const GuardedUpdate *ik_running_update = NULL;
 
@@ -98,7 +68,8 @@ static void execute(GuardedUpdate *update, PlanKind kind);
 static int	run_plan(KeptPlan *kept, Datum *values, const char *nulls,
 					 const GuardedUpdate *running);
 static KeptPlan *get_plan(GuardedUpdate *update, PlanKind kind);
-static SPIPlanPtr build_plan(GuardedUpdate *update, PlanKind kind);
+static KeptPlan *build_plan(GuardedUpdate *update, PlanKind kind,
+							const PlanKey *key);
 static void append_where(StringInfo buf, const GuardedUpdate *update);
 static Form_pg_attribute column_attr(const GuardedUpdate *update,
 									 AttrNumber column);
@@ -280,18 +251,6 @@ Datum
 ik_outcome_datum(UpdateOutcome outcome)
 {
 	return CStringGetTextDatum(outcome_names[outcome]);
-}
-
-/* 42P10 for a table without a primary key. */
-void
-ik_check_primary_key(const GuardedUpdate *update)
-{
-	if (update->table->nkeys == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),
-				 errmsg("table \"%s\" has no primary key",
-						RelationGetRelationName(update->rel)),
-				 errhint("Add a primary key: rows are told apart by it.")));
 }
 
 /* The name of the column that holds the state or the version. */
@@ -536,9 +495,9 @@ run_plan(KeptPlan *kept, Datum *values, const char *nulls,
 		 const GuardedUpdate *running)
 {
 	const GuardedUpdate *outer = ik_running_update;
-	int			result = 0;
+	volatile int result = 0;
 
-	kept->running++;
+	ik_hold_plan(kept);
 	ik_running_update = running;
 	PG_TRY();
 	{
@@ -547,72 +506,30 @@ run_plan(KeptPlan *kept, Datum *values, const char *nulls,
 	PG_FINALLY();
 	{
 		ik_running_update = outer;
-		kept->running--;
+		ik_release_plan(kept);
 	}
 	PG_END_TRY();
 	return result;
 }
 
-/*
- * The kept plan for this update.  One that an invalidation has hit is built
- * again from its text, which has names in it, by which other columns may go
- * by now.  Even so if it is running up the stack: a table that is in use cannot
- * be altered, but renamed it can be, and so can its columns.  That one is freed
- * when it is met again after it has run.
- */
+/* The kept plan for this update; only those of UPDATE have changed columns. */
 static KeptPlan *
 get_plan(GuardedUpdate *update, PlanKind kind)
 {
-	PlanKey		key = {RelationGetRelid(update->rel), update->column, kind};
 	int			nchanged = kind == PLAN_UPDATE ? update->nchanged : 0;
-	CachedPlans *entry;
-	KeptPlan  **link;
+	int			len = (2 + nchanged) * sizeof(AttrNumber);
+	AttrNumber *statement = palloc(len);
+	PlanKey		key = {RelationGetRelid(update->rel), len, statement};
 	KeptPlan   *kept;
-	SPIPlanPtr	plan;
-	int			count = 0;
-	bool		found;
 
-	if (plan_cache == NULL)
-	{
-		HASHCTL		ctl = {.keysize = sizeof(PlanKey),.entrysize = sizeof(CachedPlans)};
-
-		plan_cache = hash_create("idempotency plans", 16, &ctl,
-								 HASH_ELEM | HASH_BLOBS);
-	}
-	entry = hash_search(plan_cache, &key, HASH_ENTER, &found);
-	if (!found)
-		entry->plans = NULL;
-
-	for (link = &entry->plans; (kept = *link) != NULL;)
-	{
-		bool		same = kept->nchanged == nchanged &&
-		(nchanged == 0 ||
-		 memcmp(kept->changed, update->changed, nchanged * sizeof(AttrNumber)) == 0);
-
-		if (same && SPI_plan_is_valid(kept->plan))
-			return kept;
-		if (kept->running == 0 && (same || ++count >= MAX_PLANS))
-		{
-			*link = kept->next;
-			SPI_freeplan(kept->plan);
-			pfree(kept);
-		}
-		else
-			link = &kept->next;
-	}
-
-	/* what may fail comes first */
-	plan = build_plan(update, kind);
-	kept = MemoryContextAlloc(TopMemoryContext,
-							  offsetof(KeptPlan, changed) + nchanged * sizeof(AttrNumber));
-	SPI_keepplan(plan);
-	kept->plan = plan;
-	kept->running = 0;
-	kept->nchanged = nchanged;
+	statement[0] = kind;
+	statement[1] = update->column;
 	if (nchanged > 0)
-		memcpy(kept->changed, update->changed, nchanged * sizeof(AttrNumber));
-	kept->next = entry->plans;
-	entry->plans = kept;
+		memcpy(&statement[2], update->changed, nchanged * sizeof(AttrNumber));
+	kept = ik_find_plan(&key);
+	if (kept == NULL)
+		kept = build_plan(update, kind, &key);
+	pfree(statement);
 	return kept;
 }
 
@@ -620,8 +537,8 @@ get_plan(GuardedUpdate *update, PlanKind kind)
  * The statements.  Their parameters: the key's columns, then the expected
  * state, the target and the changes.
  */
-static SPIPlanPtr
-build_plan(GuardedUpdate *update, PlanKind kind)
+static KeptPlan *
+build_plan(GuardedUpdate *update, PlanKind kind, const PlanKey *key)
 {
 	const TableInfo *table = update->table;
 	int			n = table->nkeys;
@@ -630,7 +547,7 @@ build_plan(GuardedUpdate *update, PlanKind kind)
 	Oid		   *types = palloc((n + 2 + nchanged) * sizeof(Oid));
 	const char *comparison = NULL;
 	StringInfoData buf;
-	SPIPlanPtr	plan;
+	KeptPlan   *kept;
 
 	for (int i = 0; i < n; i++)
 		types[i] = table->keys[i].type;
@@ -667,13 +584,10 @@ build_plan(GuardedUpdate *update, PlanKind kind)
 			appendStringInfoString(&buf, " FOR NO KEY UPDATE OF t");
 	}
 
-	plan = SPI_prepare(buf.data, n + 2 + nchanged, types);
-	if (plan == NULL)
-		elog(ERROR, "SPI_prepare failed: %s: %s",
-			 SPI_result_code_string(SPI_result), buf.data);
+	kept = ik_keep_plan(key, NULL, buf.data, n + 2 + nchanged, types);
 	pfree(buf.data);
 	pfree(types);
-	return plan;
+	return kept;
 }
 
 static void

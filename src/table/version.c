@@ -42,18 +42,14 @@ static const UpdateHooks version_hooks = {
 	.decide = conflict
 };
 
-/*
- * attach_version(rel, version_column): count the updates of each row of a
- * table that the caller owns.  Nothing may be NULL.  Errors: 0A000 for a table
- * or column that cannot be guarded, 42710 attached already, 42804 and 42P16 not
- * a bigint NOT NULL.
- */
+/* attach_version(rel, version_column): count the updates of each row. */
 Datum
 idempotency_attach_version(PG_FUNCTION_ARGS)
 {
 	AttrNumber	column;
 	Relation	rel = ik_open_owned(fcinfo, &column);
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+	AttrNumber	attached;
 
 	ik_check_attachable(rel, column, GUARD_VERSION);
 	ik_check_bigint(rel, column);
@@ -62,47 +58,16 @@ idempotency_attach_version(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
 				 errmsg("column \"%s\" may be null", NameStr(attr->attname)),
 				 errhint("Make the version column NOT NULL DEFAULT 1.")));
-	if (ik_table_info(rel)->version != InvalidAttrNumber)
-		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT),
-				 errmsg("table \"%s\" has a version column already",
-						RelationGetRelationName(rel)),
-				 errhint("Call idempotency.detach_version() first.")));
-
-	ik_create_trigger(rel, "zz_IK_version", "BEFORE UPDATE", column,
-					  "idempotency.guard_version()");
-	/* DROP COLUMN ... CASCADE has left it, if there was a version before */
-	if (ik_find_trigger(rel, "guard_version", InvalidAttrNumber, 0) == NULL)
-		ik_create_trigger(rel, "zz_IK_version_next", "BEFORE UPDATE",
-						  InvalidAttrNumber, "idempotency.guard_version()");
-	table_close(rel, NoLock);
-	PG_RETURN_VOID();
+	attached = ik_table_info(rel)->version;
+	if (attached != InvalidAttrNumber)
+		ik_refuse_attached(rel, attached, GUARD_VERSION);
+	return ik_attach(rel, column, GUARD_VERSION, GUARD_BEFORE_UPDATE, "");
 }
 
-/* detach_version(rel, version_column): IK007 if it is none. */
 Datum
 idempotency_detach_version(PG_FUNCTION_ARGS)
 {
-	AttrNumber	column;
-	Relation	rel = ik_open_owned(fcinfo, &column);
-
-	const Trigger *trigger = ik_find_trigger(rel, "guard_version",
-											 column, 0);
-
-	if (trigger == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNKNOWN_MACHINE),
-				 errmsg("column \"%s\" is not the version column of table \"%s\"",
-						get_attname(RelationGetRelid(rel), column, false),
-						RelationGetRelationName(rel)),
-				 errhint("What is attached shows in \\d as triggers that call idempotency.guard_version().")));
-	ik_drop_trigger(rel, trigger);
-	trigger = ik_find_trigger(rel, "guard_version",
-							  InvalidAttrNumber, 0);
-	if (trigger != NULL)
-		ik_drop_trigger(rel, trigger);
-	table_close(rel, NoLock);
-	PG_RETURN_VOID();
+	return ik_detach(fcinfo, GUARD_VERSION);
 }
 
 /* The trigger function; see the head of this file. */
@@ -168,7 +133,7 @@ idempotency_update_if(PG_FUNCTION_ARGS)
 				 errmsg("table \"%s\" has no version column",
 						RelationGetRelationName(update.rel)),
 				 errhint("Attach one with idempotency.attach_version().")));
-	ik_check_primary_key(&update);
+	ik_check_primary_key(update.rel, update.table);
 	if (PG_ARGISNULL(2))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),

@@ -1,0 +1,150 @@
+/*-------------------------------------------------------------------------
+ *
+ * history.c
+ *		The history of moves, in transition_log.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "machine/machine.h"
+
+#include "access/table.h"
+#include "catalog/partition.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/timestamp.h"
+
+static SPIPlanPtr log_plan = NULL;
+
+static void settings_of_log(const TableInfo *table);
+static void set_for_log(const char *name, const char *value);
+static Datum row_id(const TableInfo *table, Relation rel,
+					TupleTableSlot *slot);
+
+/* The table that the caller knows: of a partition, the topmost one. */
+Oid
+ik_root_of(Relation rel)
+{
+	List	   *ancestors;
+
+	if (!rel->rd_rel->relispartition)
+		return RelationGetRelid(rel);
+	ancestors = get_partition_ancestors(RelationGetRelid(rel));
+	return llast_oid(ancestors);
+}
+
+/*
+ * Write a row of history.  The key and the states become jsonb and text as the
+ * role that ran the UPDATE, whose types they may be; then the INSERT runs as
+ * our table's owner, so that a writer needs no grant of ours.
+ */
+void
+ik_log_move(Relation rel, const TableInfo *table, const Guard *guard,
+			TupleTableSlot *slot, NameRef from, NameRef to, NameRef event)
+{
+	Oid			types[8] = {TEXTOID, JSONBOID, TEXTOID, TEXTOID, TEXTOID,
+	TEXTOID, TIMESTAMPTZOID, TEXTOID};
+	Datum		values[8];
+	char		nulls[9] = "        ";
+	Oid			root = ik_root_of(rel);
+	int			nest;
+	Relation	log;
+	SavedUser	caller;
+
+	nest = NewGUCNestLevel();
+	settings_of_log(table);
+	values[0] = CStringGetTextDatum(quote_qualified_identifier(get_namespace_name(get_rel_namespace(root)),
+															   get_rel_name(root)));
+	values[1] = row_id(table, rel, slot);
+	AtEOXact_GUC(true, nest);
+	values[2] = CStringGetTextDatum(guard->machine);
+	values[3] = event.data == NULL ? (Datum) 0 :
+		PointerGetDatum(cstring_to_text_with_len(event.data, event.len));
+	nulls[3] = event.data == NULL ? 'n' : ' ';
+	values[4] = PointerGetDatum(cstring_to_text_with_len(from.data, from.len));
+	values[5] = PointerGetDatum(cstring_to_text_with_len(to.data, to.len));
+	values[6] = TimestampTzGetDatum(GetCurrentTimestamp());
+	values[7] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
+
+	SPI_connect();
+	log = table_open(ik_own_relation("transition_log"), RowExclusiveLock);
+	ik_become_owner(log, 0, &caller);
+	if (log_plan == NULL)
+	{
+		SPIPlanPtr	plan = ik_prepare("INSERT INTO idempotency.transition_log"
+									  " (table_name, row_id, machine, event, from_state, to_state, changed_at, changed_by)"
+									  " VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+									  8, types);
+
+		SPI_keepplan(plan);
+		log_plan = plan;
+	}
+	if (SPI_execute_plan(log_plan, values, nulls, false, 0) != SPI_OK_INSERT)
+		elog(ERROR, "could not write to table \"%s\"",
+			 RelationGetRelationName(log));
+	ik_become_caller(&caller);
+	table_close(log, NoLock);
+	SPI_finish();
+}
+
+/*
+ * The log has one name for a table and one for a row, whatever the session that
+ * moves it has set: from here to AtEOXact_GUC() values are written as on a
+ * server in UTC where nothing is set.  The keys of most tables read the same
+ * everywhere.
+ */
+static void
+settings_of_log(const TableInfo *table)
+{
+	static const char *const settings[][2] = {
+		{"bytea_output", "hex"},
+		{"DateStyle", "ISO, MDY"},
+		{"extra_float_digits", "1"},
+		{"IntervalStyle", "postgres"},
+		{"lc_monetary", "C"},
+		{"TimeZone", "UTC"}
+	};
+
+	if (quote_all_identifiers)
+		set_for_log("quote_all_identifiers", "off");
+	for (int i = 0; table->row_id_varies && i < lengthof(settings); i++)
+		set_for_log(settings[i][0], settings[i][1]);
+}
+
+static void
+set_for_log(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+}
+
+/* The primary key as jsonb: its value, or for several columns an object. */
+static Datum
+row_id(const TableInfo *table, Relation rel, TupleTableSlot *slot)
+{
+	LOCAL_FCINFO(fcinfo, 2 * INDEX_MAX_KEYS);
+	int			nargs = 0;
+
+	ik_check_primary_key(rel, table);
+	for (int i = 0; i < table->nkeys; i++)
+	{
+		AttrNumber	column = table->keys[i].column;
+
+		if (table->nkeys > 1)
+		{
+			fcinfo->args[nargs].value =
+				CStringGetTextDatum(NameStr(TupleDescAttr(RelationGetDescr(rel),
+														  column - 1)->attname));
+			fcinfo->args[nargs++].isnull = false;
+		}
+		fcinfo->args[nargs].value = slot_getattr(slot, column,
+												 &fcinfo->args[nargs].isnull);
+		nargs++;
+	}
+	InitFunctionCallInfoData(*fcinfo, unconstify(FmgrInfo *, &table->row_id),
+							 nargs, InvalidOid, NULL, NULL);
+	return FunctionCallInvoke(fcinfo);
+}
