@@ -26,6 +26,8 @@ OBJS = \
 	src/key/key.o \
 	src/key/lease.o \
 	src/key/run.o \
+	src/token/form.o \
+	src/token/signing_key.o \
 	src/token/token.o \
 	src/outbox/outbox.o \
 	src/machine/attach.o \

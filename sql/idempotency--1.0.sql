@@ -563,15 +563,15 @@ COMMENT ON FUNCTION idempotency.revoke_token(text, text, text) IS 'makes one tok
 CREATE FUNCTION idempotency.revoke_tokens(
   subject text,
   purpose text
-) RETURNS void
+) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_revoke_tokens';
-COMMENT ON FUNCTION idempotency.revoke_tokens(text, text) IS 'revokes all tokens of (subject, purpose) that were issued before; errors: 22004, 22023, 25006, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.revoke_tokens(text, text) IS 'revokes all tokens of (subject, purpose) that were issued before; returns when; errors: 22004, 22023, 25006, 40P01, 55000, 55P03';
 
 CREATE FUNCTION idempotency.rotate_token_key(
   retire boolean DEFAULT false
-) RETURNS void
+) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_rotate_token_key';
-COMMENT ON FUNCTION idempotency.rotate_token_key(boolean) IS 'admin: signs new tokens with a new key; those of the old keys stay valid, or with retire, after a leak, become invalid; errors: 22004, 25006, 40001, 55000';
+COMMENT ON FUNCTION idempotency.rotate_token_key(boolean) IS 'admin: signs new tokens with a new key; those of the old keys stay valid, or with retire, after a leak, become invalid; returns until when there can be valid ones of them; errors: 22004, 25006, 40001, 55000';
 
 CREATE TRIGGER changed
 AFTER INSERT OR UPDATE OR DELETE ON idempotency.token_keys

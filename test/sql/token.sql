@@ -243,19 +243,19 @@ SELECT idempotency.issue_token('user-1', 'form') AS t, idempotency.issue_token('
        idempotency.issue_token('user-1', 'login') AS other_purpose, idempotency.issue_token('user-2', 'form') AS other_subject \gset
 SELECT consume_(:'used');
 BEGIN;
-SELECT idempotency.revoke_tokens('user-1', 'form');
+SELECT idempotency.revoke_tokens('user-1', 'form') IS NOT NULL AS revoked;
 SELECT check_(:'t');
 SELECT check_(idempotency.issue_token('user-1', 'form'));
 ROLLBACK;
 SELECT check_(:'t');
-SELECT idempotency.revoke_tokens('user-1', 'form');
+SELECT idempotency.revoke_tokens('user-1', 'form') IS NOT NULL AS revoked;
 SELECT check_(:'t'), consume_(:'t'), consume_(:'used'), consume_(:'expired'),
        consume_(:'other_purpose', purpose => 'login'), consume_(:'other_subject', 'user-2');
 SELECT idempotency.revoke_token(:'t', 'user-1', 'form');
 -- those issued since are not
 SELECT idempotency.issue_token('user-1', 'form') AS t \gset
 SELECT check_(:'t');
-SELECT idempotency.revoke_tokens('user-1', 'form');
+SELECT idempotency.revoke_tokens('user-1', 'form') IS NOT NULL AS revoked;
 SELECT check_(:'t');
 -- it grows even if the clock is set back, and one that was raised in the same transaction too
 RESET ROLE;
@@ -264,8 +264,8 @@ SET ROLE regress_token;
 SELECT idempotency.issue_token('user-1', 'form') AS t \gset
 SELECT check_(:'t');
 BEGIN;
-SELECT idempotency.revoke_tokens('user-1', 'form');
-SELECT idempotency.revoke_tokens('user-1', 'form'), idempotency.revoke_tokens('user-1', 'form');
+SELECT idempotency.revoke_tokens('user-1', 'form') IS NOT NULL AS revoked;
+SELECT idempotency.revoke_tokens('user-1', 'form') > now() AS revoked, idempotency.revoke_tokens('user-1', 'form') > now() AS again;
 COMMIT;
 SELECT check_(:'t'), check_(idempotency.issue_token('user-1', 'form'));
 RESET ROLE;
@@ -281,7 +281,7 @@ SELECT count(*) FROM idempotency.token_generations WHERE subject = 'user-1';
 SET ROLE regress_token;
 SELECT idempotency.issue_token('user-1', 'form') AS t \gset
 SELECT check_(:'t');
-SELECT idempotency.revoke_tokens('user-1', 'form');
+SELECT idempotency.revoke_tokens('user-1', 'form') IS NOT NULL AS revoked;
 SELECT check_(:'t');
 
 ----------------------------------------------------------------------------
@@ -290,7 +290,7 @@ SELECT check_(:'t');
 SELECT try('SELECT idempotency.rotate_token_key()');
 SELECT idempotency.issue_token('user-1', 'form') AS t1 \gset
 RESET ROLE;
-SELECT idempotency.rotate_token_key();
+SELECT round(extract(epoch FROM idempotency.rotate_token_key() - clock_timestamp())) AS seconds_left;
 SET ROLE regress_token;
 SELECT idempotency.issue_token('user-1', 'form') AS t2 \gset
 SELECT check_(:'t1'), check_(:'t2'), substr(:'t1', 3, 10) <> substr(:'t2', 3, 10) AS another_key;
@@ -299,11 +299,11 @@ SELECT count(*), count(rotated_at) FROM idempotency.token_keys;
 -- what is rolled back did not happen
 BEGIN;
 SAVEPOINT a;
-SELECT idempotency.rotate_token_key(retire => true);
+SELECT idempotency.rotate_token_key(retire => true) IS NOT NULL AS rotated;
 SELECT check_(:'t1'), check_(:'t2'), check_(idempotency.issue_token('user-1', 'form'));
 ROLLBACK TO a;
 SELECT check_(:'t1'), check_(:'t2'), check_(idempotency.issue_token('user-1', 'form'));
-SELECT idempotency.rotate_token_key(retire => true);
+SELECT idempotency.rotate_token_key(retire => true) - now() < '1 min' AS over;
 ROLLBACK;
 SELECT check_(:'t1'), check_(:'t2'), check_(idempotency.issue_token('user-1', 'form'));
 -- a rotated key verifies for token_max_ttl + token_retention, and is then removed by the next rotation
@@ -311,11 +311,11 @@ UPDATE idempotency.token_keys SET rotated_at = clock_timestamp() - interval '7 d
 SELECT check_(:'t1'), check_(:'t2');
 UPDATE idempotency.token_keys SET rotated_at = clock_timestamp() - interval '8 days' WHERE rotated_at IS NOT NULL;
 SELECT check_(:'t1'), check_(:'t2');
-SELECT idempotency.rotate_token_key();
+SELECT idempotency.rotate_token_key() IS NOT NULL AS rotated;
 SELECT count(*), count(rotated_at) FROM idempotency.token_keys;
 SELECT check_(:'t2');
 SELECT idempotency.issue_token('user-1', 'form') AS t3 \gset
-SELECT idempotency.rotate_token_key(retire => true);
+SELECT idempotency.rotate_token_key(retire => true) IS NOT NULL AS rotated;
 SELECT check_(:'t2'), check_(:'t3'), check_(idempotency.issue_token('user-1', 'form'));
 SELECT count(*), count(rotated_at) FROM idempotency.token_keys;
 -- two unrotated ones, as after a restore: the newest signs, both verify, both are rotated
@@ -325,7 +325,7 @@ SELECT check_(:'t'), check_(idempotency.issue_token('user-1', 'form'));
 UPDATE idempotency.token_keys SET secret = decode(repeat('00', 32), 'hex'), created_at = clock_timestamp() WHERE id = 0;
 SELECT check_(:'t'), check_(idempotency.issue_token('user-1', 'form'));
 SELECT substr(idempotency.issue_token('user-1', 'form'), 1, 11) = rpad('AQ', 11, 'A') AS signed_by_newest;
-SELECT idempotency.rotate_token_key();
+SELECT idempotency.rotate_token_key() IS NOT NULL AS rotated;
 SELECT count(*), count(rotated_at) FROM idempotency.token_keys;
 SELECT check_(:'t');
 -- many keys

@@ -1,0 +1,231 @@
+/*-------------------------------------------------------------------------
+ *
+ * signing_key.c
+ *		What tokens are signed with.
+ *
+ * Each backend has the signing keys cached, as long as no invalidation of
+ * their table comes in; a trigger on the table sends one at each change.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "token/token.h"
+
+#include "access/table.h"
+#include "access/tableam.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+/* all of them, as of a count of changes to their table */
+static SigningKey *keys = NULL;
+static int	nkeys = 0;
+static bool loaded = false;
+static uint64 loaded_changes;
+static MemoryContext keys_context = NULL;
+
+PG_FUNCTION_INFO_V1(idempotency_rotate_token_key);
+
+static void rotate_keys(Relation rel, TimestampTz now, bool retire);
+static void load_keys(void);
+
+/*
+ * rotate_token_key(retire): from now on sign with a new key.  The old ones
+ * still verify until every token that they signed is stale; with retire they
+ * are removed.  The install script makes the first key so.  Says until when
+ * tokens of the old keys can be valid.
+ */
+Datum
+idempotency_rotate_token_key(PG_FUNCTION_ARGS)
+{
+	RowAccess	row;
+	TimestampTz now;
+	int64		id;
+	bytea	   *secret = palloc(VARHDRSZ + SIGNING_SECRET_SIZE);
+	Datum		values[TOKEN_KEYS_NATTS];
+	bool		nulls[TOKEN_KEYS_NATTS] = {[TOKEN_KEYS_ROTATED_AT] = true};
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("retire must not be null"),
+				 errhint("true after a leak, else leave it out.")));
+	ik_refuse_to_write("idempotency.rotate_token_key()");
+	ik_random_bytes(&id, sizeof(id));
+	ik_random_bytes(VARDATA(secret), SIGNING_SECRET_SIZE);
+	SET_VARSIZE(secret, VARHDRSZ + SIGNING_SECRET_SIZE);
+
+	/* one rotation at a time; a session that reads the keys is not held up */
+	ik_open_row(&row, &ik_token_keys, Int64GetDatum(id),
+				(Datum) 0, 0, ShareRowExclusiveLock);
+	now = GetCurrentTimestamp();
+	rotate_keys(row.rel, now, PG_GETARG_BOOL(0));
+
+	/* past SQL, whose parameters other extensions may log */
+	values[TOKEN_KEYS_ID] = Int64GetDatum(id);
+	values[TOKEN_KEYS_CREATED_AT] = TimestampTzGetDatum(now);
+	values[TOKEN_KEYS_SECRET] = PointerGetDatum(secret);
+	ik_insert_row(&row, values, nulls);
+	CacheInvalidateRelcache(row.rel);
+	ik_close_row(&row);
+	PG_RETURN_TIMESTAMPTZ(PG_GETARG_BOOL(0) ? now : now + ik_token_max_ttl * USECS_PER_SEC);
+}
+
+/*
+ * The newest key that was not rotated: after a restore there are two, that of
+ * the dump and that of the new install.
+ */
+const SigningKey *
+ik_newest_signing_key(void)
+{
+	const SigningKey *newest = NULL;
+
+	load_keys();
+	for (int i = 0; i < nkeys; i++)
+	{
+		if (TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
+			(newest == NULL || keys[i].created_at > newest->created_at))
+			newest = &keys[i];
+	}
+	if (newest == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("there is no token key to sign with"),
+				 errhint("Call idempotency.rotate_token_key().")));
+	return newest;
+}
+
+/* The key of this id, if it still verifies, or NULL. */
+const SigningKey *
+ik_find_signing_key(int64 id)
+{
+	load_keys();
+	for (int i = 0; i < nkeys; i++)
+	{
+		if (keys[i].id == id)
+		{
+			if (!TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
+				keys[i].rotated_at + ik_token_lifetime() <= GetCurrentTimestamp())
+				return NULL;
+			return &keys[i];
+		}
+	}
+	return NULL;
+}
+
+/*
+ * Read the keys, unless they are cached.  A change is in effect as soon
+ * as it is committed, also for a transaction that began before; so the
+ * snapshot is the latest, and invalidations are taken in even if our locks
+ * would not make us.
+ */
+static void
+load_keys(void)
+{
+	Relation	rel;
+	Snapshot	snapshot;
+	TableScanDesc scan;
+	TupleTableSlot *slot;
+	int			size = 0;
+
+	AcceptInvalidationMessages();
+	if (loaded &&
+		loaded_changes == ik_table_changes(&ik_token_keys))
+		return;
+
+	loaded = false;
+	nkeys = 0;
+	if (keys_context == NULL)
+		keys_context = AllocSetContextCreate(TopMemoryContext,
+											 "idempotency signing keys",
+											 ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(keys_context);
+
+	/* SnapshotAny and a check of our own, since that takes no predicate lock */
+	rel = ik_open_table(&ik_token_keys, AccessShareLock);
+	loaded_changes = ik_table_changes(&ik_token_keys);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	slot = table_slot_create(rel, NULL);
+	scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL, true, false);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		SigningKey   *key;
+		bytea	   *secret;
+
+		if (!table_tuple_satisfies_snapshot(rel, slot, snapshot))
+			continue;
+		if (nkeys == size)
+		{
+			size = size * 2 + 4;
+			keys = size == 4 ?
+				MemoryContextAlloc(keys_context, size * sizeof(SigningKey)) :
+				repalloc(keys, size * sizeof(SigningKey));
+		}
+		key = &keys[nkeys];
+		slot_getsomeattrs(slot, TOKEN_KEYS_NATTS);
+		key->id = DatumGetInt64(slot->tts_values[TOKEN_KEYS_ID]);
+		key->created_at = DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_CREATED_AT]);
+		key->rotated_at = slot->tts_isnull[TOKEN_KEYS_ROTATED_AT] ? DT_NOEND :
+			DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_ROTATED_AT]);
+		secret = DatumGetByteaPP(slot->tts_values[TOKEN_KEYS_SECRET]);
+		if (VARSIZE_ANY_EXHDR(secret) != sizeof(key->secret))
+			continue;
+		memcpy(key->secret, VARDATA_ANY(secret), sizeof(key->secret));
+		nkeys++;
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, NoLock);
+	loaded = true;
+}
+
+/*
+ * What becomes of the keys that are there: with retire they go, else they are
+ * rotated, and go if they have nothing to verify any more.  Done as the owner
+ * of the table.
+ */
+static void
+rotate_keys(Relation rel, TimestampTz now, bool retire)
+{
+	SavedUser	caller;
+	Oid			types[] = {BOOLOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
+	Datum		values[] = {
+		BoolGetDatum(retire),
+		TimestampTzGetDatum(now),
+		TimestampTzGetDatum(now - ik_token_lifetime())
+	};
+	static const char *const commands[] = {
+		"DELETE FROM idempotency.token_keys"
+		" WHERE $1 OR rotated_at OPERATOR(pg_catalog.<=) $3",
+		"UPDATE idempotency.token_keys SET rotated_at = $2"
+		" WHERE rotated_at IS NULL"
+	};
+
+	ik_become_owner(rel, 0, &caller);
+	SPI_connect();
+	for (int i = 0; i < lengthof(commands); i++)
+	{
+		int			result = SPI_execute_with_args(commands[i], lengthof(types),
+												   types, values, NULL,
+												   false, 0);
+
+		if (result < 0)
+			elog(ERROR, "could not rotate token keys: %s",
+				 SPI_result_code_string(result));
+	}
+	SPI_finish();
+	ik_become_caller(&caller);
+}
+
+void
+ik_random_bytes(void *buffer, int len)
+{
+	if (!pg_strong_random(buffer, len))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not generate random values")));
+}
