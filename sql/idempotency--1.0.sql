@@ -475,16 +475,27 @@ COMMENT ON FUNCTION idempotency.update_if(regclass, anyelement, bigint, jsonb) I
 -- One-time tokens
 ----------------------------------------------------------------------------
 
+-- Immutable for those who keep its value: a row's, which no dump takes along.
+CREATE FUNCTION idempotency.this_database() RETURNS oid
+LANGUAGE c IMMUTABLE AS 'MODULE_PATHNAME', 'idempotency_this_database';
+COMMENT ON FUNCTION idempotency.this_database() IS 'internal: the OID of the database that a token key is written in';
+
 -- What tokens are signed with.  Written by SQL: the trigger tells every session
 -- that has the keys cached.
 CREATE TABLE idempotency.token_keys (
   id         bigint PRIMARY KEY,
   created_at timestamptz NOT NULL,
   rotated_at timestamptz,
-  secret     bytea NOT NULL
+  secret     bytea NOT NULL,
+  system     bigint NOT NULL,
+  database   oid NOT NULL,
+  kept_in    oid NOT NULL GENERATED ALWAYS AS (idempotency.this_database()) STORED
 );
 COMMENT ON TABLE idempotency.token_keys IS 'internal: the keys that tokens are signed with, secret; the newest that was not rotated signs';
 COMMENT ON COLUMN idempotency.token_keys.rotated_at IS 'NULL: not rotated; else it verifies for idempotency.token_max_ttl + idempotency.token_retention longer';
+COMMENT ON COLUMN idempotency.token_keys.system IS 'the system identifier of the server that it was made in';
+COMMENT ON COLUMN idempotency.token_keys.database IS 'the OID of the database that it was made in: its tokens are for that one';
+COMMENT ON COLUMN idempotency.token_keys.kept_in IS 'the OID of the database that the row was written in; in another one, a copy of this database, its tokens are for that copy';
 GRANT SELECT, INSERT ON idempotency.token_keys TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.token_keys', '');
 

@@ -78,7 +78,10 @@ static const OwnColumn token_keys_columns[] = {
 	[TOKEN_KEYS_ID] = {"id", INT8OID},
 	[TOKEN_KEYS_CREATED_AT] = {"created_at", TIMESTAMPTZOID},
 	[TOKEN_KEYS_ROTATED_AT] = {"rotated_at", TIMESTAMPTZOID},
-	[TOKEN_KEYS_SECRET] = {"secret", BYTEAOID}
+	[TOKEN_KEYS_SECRET] = {"secret", BYTEAOID},
+	[TOKEN_KEYS_SYSTEM] = {"system", INT8OID},
+	[TOKEN_KEYS_DATABASE] = {"database", OIDOID},
+	[TOKEN_KEYS_KEPT_IN] = {"kept_in", OIDOID}
 };
 
 static const OwnIndex token_keys_indexes[] = {

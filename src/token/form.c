@@ -16,9 +16,10 @@
  *		signature	32 bytes
  *
  * with numbers in network byte order.  The signature is HMAC-SHA-256 over the
- * subject and the purpose, each preceded by its length, and all that precedes
- * the signature.  Subject and purpose are signed but not carried: a caller who
- * consumes the token has to know them.
+ * database that the key signs for (8 bytes of the system's identifier and 4 of
+ * its own), the subject and the purpose, each preceded by its length, and all
+ * that precedes the signature.  Subject and purpose are signed but not carried:
+ * a caller who consumes the token has to know them.
  *
  *-------------------------------------------------------------------------
  */
@@ -146,6 +147,8 @@ static void
 sign(const SigningKey *key, const Token *token, uint8 *signature)
 {
 	static pg_hmac_ctx *hmac = NULL;
+	uint64		system = pg_hton64(key->system);
+	uint32		database = pg_hton32(key->database);
 
 	if (hmac == NULL)
 	{
@@ -163,6 +166,8 @@ sign(const SigningKey *key, const Token *token, uint8 *signature)
 	}
 	if (hmac == NULL ||
 		pg_hmac_init(hmac, key->secret, sizeof(key->secret)) < 0 ||
+		pg_hmac_update(hmac, (uint8 *) &system, sizeof(system)) < 0 ||
+		pg_hmac_update(hmac, (uint8 *) &database, sizeof(database)) < 0 ||
 		pg_hmac_update(hmac, (uint8 *) VARDATA(token->binding),
 					   VARSIZE(token->binding) - VARHDRSZ) < 0 ||
 		pg_hmac_update(hmac, token->bytes, token->len) < 0 ||

@@ -6,14 +6,42 @@
  * Each backend has the signing keys cached, as long as no invalidation of
  * their table comes in; a trigger on the table sends one at each change.
  *
+ * A token is for one database, although its key may come to be in several: a
+ * role of a copy could otherwise make tokens that the original accepts, and a
+ * token be used once in each.  So a key has the name of the database that it
+ * was made in, which goes into the signature: the system's identifier and the
+ * database's OID.  It also has the OID of the database whose SQL wrote its row
+ * (kept_in, a generated column: a dump leaves it out, a restore fills it in).
+ * What that means for
+ *
+ *		CREATE DATABASE ... TEMPLATE, also from template1: the rows were copied
+ *		as files, and say that they are kept elsewhere.  From then on their
+ *		keys sign and verify for the copy: neither knows the other's tokens.
+ *
+ *		a restored dump, and a subscriber to the table: the rows were written
+ *		here, and their keys verify what the original issued.  They do not
+ *		sign as long as there is a key of this database, and CREATE EXTENSION
+ *		makes one; so tokens that are issued here are unknown there.
+ *
+ *		pg_upgrade, which keeps the OID and changes the system's identifier:
+ *		the rows say that they are kept here, so all goes on as before.
+ *
+ *		a standby, promoted or not, ALTER DATABASE ... RENAME: the same
+ *		database.
+ *
+ *		any other copy of the files: cannot be told from a standby.  There
+ *		rotate_token_key(retire => true) makes it another one.
+ *
  *-------------------------------------------------------------------------
  */
 #include "token/token.h"
 
 #include "access/table.h"
 #include "access/tableam.h"
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
@@ -28,9 +56,12 @@ static uint64 loaded_changes;
 static MemoryContext keys_context = NULL;
 
 PG_FUNCTION_INFO_V1(idempotency_rotate_token_key);
+PG_FUNCTION_INFO_V1(idempotency_this_database);
 
 static void rotate_keys(Relation rel, TimestampTz now, bool retire);
+static bool is_better(const SigningKey *a, const SigningKey *b);
 static void load_keys(void);
+static bool read_key(TupleTableSlot *slot, SigningKey *key);
 
 /*
  * rotate_token_key(retire): from now on sign with a new key.  The old ones
@@ -68,34 +99,53 @@ idempotency_rotate_token_key(PG_FUNCTION_ARGS)
 	values[TOKEN_KEYS_ID] = Int64GetDatum(id);
 	values[TOKEN_KEYS_CREATED_AT] = TimestampTzGetDatum(now);
 	values[TOKEN_KEYS_SECRET] = PointerGetDatum(secret);
+	values[TOKEN_KEYS_SYSTEM] = Int64GetDatum((int64) GetSystemIdentifier());
+	values[TOKEN_KEYS_DATABASE] = ObjectIdGetDatum(MyDatabaseId);
+	values[TOKEN_KEYS_KEPT_IN] = ObjectIdGetDatum(MyDatabaseId);
 	ik_insert_row(&row, values, nulls);
 	CacheInvalidateRelcache(row.rel);
 	ik_close_row(&row);
 	PG_RETURN_TIMESTAMPTZ(PG_GETARG_BOOL(0) ? now : now + ik_token_max_ttl * USECS_PER_SEC);
 }
 
-/*
- * The newest key that was not rotated: after a restore there are two, that of
- * the dump and that of the new install.
- */
+/* The OID of this database: what fills token_keys.kept_in. */
+Datum
+idempotency_this_database(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_OID(MyDatabaseId);
+}
+
+/* The key to sign with: the best that was not rotated. */
 const SigningKey *
 ik_newest_signing_key(void)
 {
-	const SigningKey *newest = NULL;
+	const SigningKey *best = NULL;
 
 	load_keys();
 	for (int i = 0; i < nkeys; i++)
 	{
 		if (TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
-			(newest == NULL || keys[i].created_at > newest->created_at))
-			newest = &keys[i];
+			(best == NULL || is_better(&keys[i], best)))
+			best = &keys[i];
 	}
-	if (newest == NULL)
+	if (best == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("there is no token key to sign with"),
 				 errhint("Call idempotency.rotate_token_key().")));
-	return newest;
+	return best;
+}
+
+/*
+ * Of two keys that could sign: one of this database, whatever the clocks were
+ * when they were made, else the newer one.
+ */
+static bool
+is_better(const SigningKey *a, const SigningKey *b)
+{
+	if (a->ours != b->ours)
+		return a->ours;
+	return a->created_at > b->created_at;
 }
 
 /* The key of this id, if it still verifies, or NULL. */
@@ -152,9 +202,6 @@ load_keys(void)
 	scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL, true, false);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
-		SigningKey   *key;
-		bytea	   *secret;
-
 		if (!table_tuple_satisfies_snapshot(rel, slot, snapshot))
 			continue;
 		if (nkeys == size)
@@ -164,23 +211,46 @@ load_keys(void)
 				MemoryContextAlloc(keys_context, size * sizeof(SigningKey)) :
 				repalloc(keys, size * sizeof(SigningKey));
 		}
-		key = &keys[nkeys];
-		slot_getsomeattrs(slot, TOKEN_KEYS_NATTS);
-		key->id = DatumGetInt64(slot->tts_values[TOKEN_KEYS_ID]);
-		key->created_at = DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_CREATED_AT]);
-		key->rotated_at = slot->tts_isnull[TOKEN_KEYS_ROTATED_AT] ? DT_NOEND :
-			DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_ROTATED_AT]);
-		secret = DatumGetByteaPP(slot->tts_values[TOKEN_KEYS_SECRET]);
-		if (VARSIZE_ANY_EXHDR(secret) != sizeof(key->secret))
-			continue;
-		memcpy(key->secret, VARDATA_ANY(secret), sizeof(key->secret));
-		nkeys++;
+		if (read_key(slot, &keys[nkeys]))
+			nkeys++;
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);
 	table_close(rel, NoLock);
 	loaded = true;
+}
+
+/* A row as a key; false: it is none. */
+static bool
+read_key(TupleTableSlot *slot, SigningKey *key)
+{
+	bytea	   *secret;
+
+	slot_getsomeattrs(slot, TOKEN_KEYS_NATTS);
+	secret = DatumGetByteaPP(slot->tts_values[TOKEN_KEYS_SECRET]);
+	if (VARSIZE_ANY_EXHDR(secret) != sizeof(key->secret))
+		return false;
+	memcpy(key->secret, VARDATA_ANY(secret), sizeof(key->secret));
+	key->id = DatumGetInt64(slot->tts_values[TOKEN_KEYS_ID]);
+	key->created_at = DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_CREATED_AT]);
+	key->rotated_at = slot->tts_isnull[TOKEN_KEYS_ROTATED_AT] ? DT_NOEND :
+		DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_ROTATED_AT]);
+
+	/* whose is it?  The cases at the top of this file. */
+	key->system = GetSystemIdentifier();
+	key->database = MyDatabaseId;
+	key->ours = true;
+	if (DatumGetObjectId(slot->tts_values[TOKEN_KEYS_KEPT_IN]) == MyDatabaseId)
+	{
+		uint64		system = DatumGetInt64(slot->tts_values[TOKEN_KEYS_SYSTEM]);
+		Oid			database = DatumGetObjectId(slot->tts_values[TOKEN_KEYS_DATABASE]);
+
+		key->ours = system == key->system && database == key->database;
+		key->system = system;
+		key->database = database;
+	}
+	return true;
 }
 
 /*

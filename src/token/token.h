@@ -50,6 +50,11 @@ typedef struct SigningKey
 	TimestampTz created_at;
 	TimestampTz rotated_at;		/* DT_NOEND: it was not */
 	uint8		secret[SIGNING_SECRET_SIZE];
+
+	/* the database that its tokens are for (signing_key.c) */
+	uint64		system;
+	uint32		database;
+	bool		ours;			/* is it this one? */
 } SigningKey;
 
 /* token.c: what purge removes, and how long what is kept matters */

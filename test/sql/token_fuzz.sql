@@ -53,13 +53,13 @@ INSERT INTO fuzz SELECT 'generation', 'revoked', idempotency.issue_token('user-1
 SELECT idempotency.revoke_tokens('user-1', 'generation') IS NOT NULL AS revoked;
 -- a key that was retired: with one of the same id in its place, then without
 BEGIN;
-INSERT INTO idempotency.token_keys VALUES (7, 'infinity', NULL, sha256('a'));
+INSERT INTO idempotency.token_keys SELECT 7, 'infinity', NULL, sha256('a'), system, database FROM idempotency.token_keys LIMIT 1;
 INSERT INTO fuzz SELECT 'key', 'invalid', idempotency.issue_token('user-1', 'form') FROM generate_series(1, 5000) n;
 DELETE FROM idempotency.token_keys WHERE id = 7;
-INSERT INTO idempotency.token_keys VALUES (8, 'infinity', NULL, sha256('b'));
+INSERT INTO idempotency.token_keys SELECT 8, 'infinity', NULL, sha256('b'), system, database FROM idempotency.token_keys LIMIT 1;
 INSERT INTO fuzz SELECT 'key', 'invalid', idempotency.issue_token('user-1', 'form') FROM generate_series(1, 5000) n;
 DELETE FROM idempotency.token_keys WHERE id = 8;
-INSERT INTO idempotency.token_keys VALUES (7, now(), now(), sha256('b'));
+INSERT INTO idempotency.token_keys SELECT 7, now(), now(), sha256('b'), system, database FROM idempotency.token_keys LIMIT 1;
 COMMIT;
 
 SELECT count(*) >= 100000 AS enough, count(*) FILTER (WHERE kind = 'mutated') AS mutated, count(*) FILTER (WHERE kind <> 'mutated') AS signed FROM fuzz;
