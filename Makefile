@@ -2,8 +2,10 @@ EXTENSION = idempotency
 MODULE_big = idempotency
 OBJS = \
 	src/init.o \
+	src/base/activity.o \
 	src/base/call.o \
 	src/base/settings.o \
+	src/base/shared.o \
 	src/base/siphash.o \
 	src/base/time.o \
 	src/store/lock.o \
@@ -37,6 +39,8 @@ OBJS = \
 	src/machine/history.o \
 	src/machine/machine.o \
 	src/machine/transition.o \
+	src/upkeep/counts.o \
+	src/upkeep/find.o \
 	src/upkeep/insight.o \
 	src/upkeep/purge.o \
 	src/upkeep/worker.o

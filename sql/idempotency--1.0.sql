@@ -295,7 +295,7 @@ CREATE TABLE idempotency.machines (
   definition jsonb NOT NULL,
   cyclic     boolean NOT NULL
 );
-COMMENT ON TABLE idempotency.machines IS 'internal: one row per state machine';
+COMMENT ON TABLE idempotency.machines IS 'admin: one row per state machine, as defined';
 GRANT SELECT, INSERT ON idempotency.machines TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.machines', '');
 
@@ -414,6 +414,22 @@ CREATE FUNCTION idempotency.fire(
 ) RETURNS idempotency.transition_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_fire';
 COMMENT ON FUNCTION idempotency.fire(regclass, anyelement, text, jsonb, name) IS 'the same for an id of any type';
+
+CREATE FUNCTION idempotency.next_events(
+  rel          regclass,
+  id           text,
+  state_column name DEFAULT NULL
+) RETURNS TABLE (event text, to_state text)
+LANGUAGE c STABLE ROWS 10 AS 'MODULE_PATHNAME', 'idempotency_next_events';
+COMMENT ON FUNCTION idempotency.next_events(regclass, text, name) IS 'the edges that lead from the row''s state, event NULL: that of a transition() only; no row: the caller sees none with this id, or its state is final; errors: IK007, 22004, 42702, 42703, 42809, 42P01, 42P10, SELECT''s';
+
+CREATE FUNCTION idempotency.next_events(
+  rel          regclass,
+  id           anyelement,
+  state_column name DEFAULT NULL
+) RETURNS TABLE (event text, to_state text)
+LANGUAGE c STABLE ROWS 10 AS 'MODULE_PATHNAME', 'idempotency_next_events';
+COMMENT ON FUNCTION idempotency.next_events(regclass, anyelement, name) IS 'the same for an id of any type';
 
 CREATE FUNCTION idempotency.machine_diagram(name text) RETURNS text
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_machine_diagram';
@@ -694,7 +710,7 @@ CREATE FUNCTION idempotency.purge(
   max integer DEFAULT 10000
 ) RETURNS bigint
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_purge';
-COMMENT ON FUNCTION idempotency.purge(integer) IS 'admin: removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; fewer than max: that was all for this transaction; errors: 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.purge(integer) IS 'admin: removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; a call looks at max pages of each table, and at 4096 at least, and the session''s next goes on there; errors: 22004, 22023, 25006';
 
 CREATE FUNCTION idempotency.lock_hash(
   scope text,
@@ -722,6 +738,7 @@ LANGUAGE c STABLE ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_leased_key';
 COMMENT ON FUNCTION idempotency.leased_key(text, text) IS 'internal: that of them which is on one key; errors: 22004, 22023';
 
 CREATE FUNCTION idempotency.key_counts(
+  by           text,
   OUT scope    text,
   OUT status   "char",
   OUT rows     bigint,
@@ -729,7 +746,87 @@ CREATE FUNCTION idempotency.key_counts(
   OUT estimate boolean
 ) RETURNS SETOF record
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_counts';
-COMMENT ON FUNCTION idempotency.key_counts() IS 'internal: keys by scope and status, sampled where the table is large';
+COMMENT ON FUNCTION idempotency.key_counts(text) IS 'internal: keys by status and by scope, prefix or in total (scope NULL), sampled where the table is large';
+
+-- What calls came to
+
+CREATE FUNCTION idempotency.activity_counts(
+  OUT function  text,
+  OUT outcome   text,
+  OUT calls     bigint,
+  OUT wait_time interval,
+  OUT since     timestamptz
+) RETURNS SETOF record
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_activity_counts';
+COMMENT ON FUNCTION idempotency.activity_counts() IS 'internal: the counters of this database, or why there are none';
+
+CREATE VIEW idempotency.activity AS SELECT * FROM idempotency.activity_counts();
+COMMENT ON VIEW idempotency.activity IS 'admin: what calls came to since the last reset or start of the server, rolled back or not; outcome waited: calls that waited, and for how long; function error: IK001 to IK007, and waits that ended in an error; off: why nothing is counted';
+COMMENT ON COLUMN idempotency.activity.calls IS 'calls; of take, ack, retry_parked and purge: events and rows';
+COMMENT ON COLUMN idempotency.activity.wait_time IS 'in all, of the calls that waited';
+
+CREATE FUNCTION idempotency.reset_activity() RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_reset_activity';
+COMMENT ON FUNCTION idempotency.reset_activity() IS 'admin: has activity count from 0 again; false: nothing is counted';
+
+CREATE FUNCTION idempotency.keys_in_hand(
+  OUT pid       integer,
+  OUT scope     text,
+  OUT key       text,
+  OUT lock_hash bigint,
+  OUT since     timestamptz,
+  OUT waiting   boolean
+) RETURNS SETOF record
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_keys_in_hand';
+COMMENT ON FUNCTION idempotency.keys_in_hand() IS 'internal: the keys that open transactions have claimed, and those that they wait for';
+
+CREATE FUNCTION idempotency.purge_round(
+  OUT rounds  bigint,
+  OUT started timestamptz,
+  OUT ended   timestamptz,
+  OUT outcome text,
+  OUT rows    bigint,
+  OUT error   text
+) RETURNS SETOF record
+LANGUAGE c ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_purge_round';
+COMMENT ON FUNCTION idempotency.purge_round() IS 'internal: what purge_rounds shows';
+
+CREATE VIEW idempotency.purge_rounds AS SELECT * FROM idempotency.purge_round();
+COMMENT ON VIEW idempotency.purge_rounds IS 'admin: the worker that purges this database: its rounds since the start of the server, and the last one; ended NULL: it is under way; outcome: finished, gave way, failed or terminated';
+
+-- Finding keys, and freeing them
+
+CREATE FUNCTION idempotency.find_keys(
+  scope      text     DEFAULT NULL,
+  status     text     DEFAULT NULL,
+  older_than interval DEFAULT NULL,
+  sqlstate   text     DEFAULT NULL,
+  max        integer  DEFAULT 100,
+  from_page  bigint   DEFAULT 0
+) RETURNS TABLE (page bigint, scope text, key text, status text, created_at timestamptz, expires_at timestamptz,
+                 fence bigint, deadline timestamptz, lapsed boolean, attempt integer, meta jsonb)
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_find_keys';
+COMMENT ON FUNCTION idempotency.find_keys(text, text, interval, text, integer, bigint) IS 'admin: up to max keys, and the rest of the last one''s page, by scope, status (completed, failed, in_progress), age and sqlstate of a recorded failure, NULL: any; looks at 4096 pages from from_page on, and a notice tells where to go on; errors: 22004, 22008, 22023';
+
+CREATE FUNCTION idempotency.forget_scope(
+  scope     text,
+  max       integer DEFAULT 10000,
+  from_page bigint  DEFAULT 0,
+  OUT forgotten bigint,
+  OUT kept      bigint,
+  OUT next_page bigint
+)
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_forget_scope';
+COMMENT ON FUNCTION idempotency.forget_scope(text, integer, bigint) IS 'admin: removes up to max records of a scope; keeps what is leased or in work; looks at 4096 pages: call it again with from_page => next_page until that is NULL; errors: 22004, 22023, 25006';
+
+CREATE FUNCTION idempotency.free_lease(
+  scope   text,
+  key     text,
+  fence   bigint,
+  discard boolean DEFAULT false
+) RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_free_lease';
+COMMENT ON FUNCTION idempotency.free_lease(text, text, bigint, boolean) IS 'admin: ends a lease, also a lock (scope idempotency.lock), whose holder is then superseded; discard: the next begins anew, without attempts and checkpoint; false: it is not leased; errors: IK002, 22004, 22023, 25006';
 
 -- The locks of a prepared transaction have no pid; they share the virtual
 -- transaction with the lock on its transaction id.
@@ -756,14 +853,30 @@ CREATE VIEW idempotency.key_locks AS
 COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this database, held and awaited';
 
 -- With its answers stored, a transaction has given the keys' locks back, but
--- rivals wait for its end.  It is shown if somebody waits, or if it is prepared and
--- has a writer's lock on the table.
+-- rivals wait for its end.  Its keys are shown as long as it has them in hand;
+-- where that is not known, it is shown if it is prepared and has a writer's lock
+-- on the table, or if somebody waits, with the key of the wait.
 CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
+       server_locks AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks),
+       in_hand AS MATERIALIZED (SELECT * FROM idempotency.keys_in_hand()),
        waiting AS MATERIALIZED (
-         SELECT lock_hash, array_agg(pid) AS pids FROM locks WHERE NOT granted GROUP BY lock_hash),
-       server_locks AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks)
-  SELECT 'lease' AS mode, k.scope, k.key, k.fence, k.deadline, k.attempt,
+         SELECT l.lock_hash, array_agg(l.pid) AS pids, min(h.scope) AS scope, min(h.key) AS key
+         FROM locks l
+         LEFT JOIN in_hand h ON h.waiting AND h.pid = l.pid AND h.lock_hash = l.lock_hash
+         WHERE NOT l.granted GROUP BY l.lock_hash),
+       -- a transaction has a lock on its id, and on those of its subtransactions
+       xids AS MATERIALIZED (
+         SELECT virtualtransaction, pid, transactionid FROM server_locks
+         WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted),
+       waiting_for_end AS MATERIALIZED (
+         SELECT x.virtualtransaction, x.pid, h.scope, h.key, h.lock_hash, array_agg(l.pid) AS pids
+         FROM xids x
+         JOIN server_locks l ON l.transactionid = x.transactionid AND NOT l.granted
+         LEFT JOIN in_hand h ON h.waiting AND h.pid = l.pid
+         GROUP BY 1, 2, 3, 4, 5)
+  SELECT 'lease' AS mode, k.scope, k.key, k.fence, k.deadline,
+         k.deadline <= pg_catalog.clock_timestamp() AS lapsed, k.attempt,
          NULL::integer AS pid, NULL::text AS prepared_gid,
          '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond' AS since,
          w.pids AS waiting_pids,
@@ -773,61 +886,115 @@ CREATE VIEW idempotency.in_flight AS
   LEFT JOIN waiting w USING (lock_hash)
   WHERE k.expires_at > pg_catalog.clock_timestamp()
   UNION ALL
-  SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
-         l.pid, l.prepared_gid, l.since,
+  -- at work: it has the lock
+  SELECT 'transaction', coalesce(h.scope, w.scope), coalesce(h.key, w.key), NULL, NULL, NULL, NULL,
+         l.pid, l.prepared_gid, coalesce(h.since, l.since),
          w.pids,
          l.lock_hash
   FROM locks l
-  LEFT JOIN waiting w USING (lock_hash)
+  LEFT JOIN in_hand h ON NOT h.waiting AND h.pid = l.pid AND h.lock_hash = l.lock_hash
+  LEFT JOIN waiting w ON w.lock_hash = l.lock_hash
   WHERE l.granted
   UNION ALL
-  SELECT 'transaction', NULL, NULL, NULL, NULL, NULL,
+  -- its answer is stored, or its lease granted, and it has not ended
+  SELECT 'transaction', h.scope, h.key, NULL, NULL, NULL, NULL,
+         h.pid, NULL, h.since,
+         w.pids,
+         h.lock_hash
+  FROM in_hand h
+  LEFT JOIN waiting_for_end w ON w.pid = h.pid AND w.lock_hash = h.lock_hash
+  WHERE NOT h.waiting
+    AND NOT EXISTS (
+      SELECT FROM locks l WHERE l.granted AND l.pid = h.pid AND l.lock_hash = h.lock_hash)
+  UNION ALL
+  -- the same where nothing tells but locks
+  SELECT 'transaction', w.scope, w.key, NULL, NULL, NULL, NULL,
          t.pid, p.gid, coalesce(p.prepared, a.xact_start),
          w.pids,
-         NULL
+         w.lock_hash
   FROM server_locks t
-  JOIN server_locks x USING (virtualtransaction)
-  LEFT JOIN (
-    SELECT transactionid, array_agg(pid) AS pids FROM server_locks
-    WHERE NOT granted GROUP BY transactionid) w ON w.transactionid = x.transactionid
+  LEFT JOIN waiting_for_end w USING (virtualtransaction)
   LEFT JOIN idempotency.prepared_holders p
          ON t.pid IS NULL AND p.virtualtransaction = t.virtualtransaction
   LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = t.pid
   WHERE t.relation = 'idempotency.keys'::pg_catalog.regclass AND t.mode = 'RowExclusiveLock' AND t.granted
     AND t.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-    AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+    AND t.virtualtransaction IN (SELECT virtualtransaction FROM xids)
     AND (t.pid IS NULL OR w.pids IS NOT NULL)
     AND NOT EXISTS (
-      SELECT FROM locks l WHERE l.granted AND coalesce(l.pid::text, l.prepared_gid) = coalesce(t.pid::text, p.gid));
-COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, by scope and key, and transactions, by the hash of their key (see holder(); NULL: its answers are stored); since: the grant, or the transaction''s start (NULL: hidden from the caller)';
+      SELECT FROM locks l
+      WHERE l.granted AND coalesce(l.pid::text, l.prepared_gid) = coalesce(t.pid::text, p.gid)
+        AND l.lock_hash = coalesce(w.lock_hash, l.lock_hash))
+    AND NOT EXISTS (
+      SELECT FROM in_hand h
+      WHERE h.pid = t.pid AND NOT h.waiting AND h.lock_hash = coalesce(w.lock_hash, h.lock_hash));
+COMMENT ON VIEW idempotency.in_flight IS 'admin: who is at work: leases, and transactions until they end; scope and key of a transaction''s are NULL where nothing is shared (see activity) and nobody waits; since: the grant, the claim, or the transaction''s start (NULL: hidden from the caller)';
+
+-- The triggers are the only record of what is attached; one of each names the
+-- column.
+CREATE VIEW idempotency.attachments AS
+  SELECT t.tgrelid::pg_catalog.regclass AS rel, a.attname AS column_name,
+         CASE p.proname WHEN 'guard_state' THEN 'machine' WHEN 'guard_version' THEN 'version' ELSE 'fence' END AS kind,
+         CASE WHEN t.tgnargs = 2 THEN
+           convert_from(substring(t.tgargs FROM 1 FOR position('\x00'::bytea IN t.tgargs) - 1), pg_catalog.getdatabaseencoding()) END AS machine,
+         CASE WHEN t.tgnargs = 2 THEN
+           substring(t.tgargs FROM position('\x00'::bytea IN t.tgargs) + 1 FOR 7) = 'history'::bytea END AS history,
+         t.tgenabled <> 'D' AS enabled
+  FROM pg_catalog.pg_trigger t
+  JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = t.tgrelid AND a.attnum = t.tgattr[0]
+  WHERE p.pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'idempotency')
+    AND p.proname IN ('guard_state', 'guard_version', 'guard_fence')
+    AND NOT t.tgisinternal AND t.tgparentid = 0;
+COMMENT ON VIEW idempotency.attachments IS 'admin: what attach_machine, attach_version and attach_fence have attached where; enabled false: the trigger is disabled, and nothing guards the column';
+
+-- Bound to what it calls, as a view is, for stats.
+CREATE FUNCTION idempotency.key_stats(
+  by  text    DEFAULT 'prefix',
+  max integer DEFAULT 100
+) RETURNS TABLE (scope text, status text, keys bigint, expired bigint, estimate boolean)
+LANGUAGE sql
+BEGIN ATOMIC
+  WITH counted AS MATERIALIZED (
+         SELECT c.scope, c.status, c.rows, c.expired, c.estimate
+         FROM idempotency.key_counts(key_stats.by) c WHERE c.status <> 'l'
+         UNION ALL
+         SELECT CASE key_stats.by WHEN 'scope' THEN k.scope WHEN 'prefix' THEN split_part(k.scope, ':', 1) END,
+                'l', count(*), count(*) FILTER (WHERE k.expires_at <= clock_timestamp()), false
+         FROM idempotency.leased_keys() k GROUP BY 1),
+       shown AS MATERIALIZED (
+         SELECT c.scope FROM counted c WHERE c.scope IS NOT NULL
+         GROUP BY c.scope ORDER BY sum(c.rows) DESC, c.scope COLLATE "C" LIMIT key_stats.max)
+  SELECT s.scope,
+         CASE c.status WHEN 'c' THEN 'completed' WHEN 'f' THEN 'failed' WHEN 'l' THEN 'in_progress' ELSE 'released' END,
+         sum(c.rows)::bigint, sum(c.expired)::bigint, bool_or(c.estimate)
+  FROM counted c
+  LEFT JOIN shown s ON s.scope = c.scope
+  GROUP BY 1, 2;
+END;
+COMMENT ON FUNCTION idempotency.key_stats(text, integer) IS 'admin: keys by status and by scope, by prefix (the part of the scope before the first colon) or in total; the max (NULL: all) with most rows, the others together (scope NULL); expired: and not purged yet; estimate: extrapolated from a sample of a large table; errors: 22004, 22023, 2201W negative max';
 
 CREATE VIEW idempotency.stats AS
-  WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_counts()),
-       leases AS MATERIALIZED (SELECT scope, deadline FROM idempotency.leased_keys()),
+  WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_stats('prefix', 100)),
        events AS MATERIALIZED (SELECT * FROM idempotency.outbox_counts())
-  SELECT 'keys' AS name, scope,
-         CASE status WHEN 'c' THEN 'completed' WHEN 'f' THEN 'failed' ELSE 'released' END AS status,
-         rows::numeric AS value, estimate
-  FROM keys
-  WHERE status <> 'l'
+  SELECT 'keys' AS name, scope, status, NULL::text AS relation, keys::numeric AS value, estimate FROM keys
   UNION ALL
-  SELECT 'keys', scope, 'in_progress', count(*), false FROM leases GROUP BY scope
+  SELECT 'expired_keys', NULL, NULL, NULL, coalesce(sum(expired), 0), coalesce(bool_or(estimate), false) FROM keys
   UNION ALL
-  SELECT 'lapsed_leases', NULL, NULL, count(*) FILTER (WHERE deadline <= pg_catalog.clock_timestamp()), false FROM leases
+  SELECT 'lapsed_leases', NULL, NULL, NULL, count(*) FILTER (WHERE deadline <= pg_catalog.clock_timestamp()), false
+  FROM idempotency.leased_keys()
   UNION ALL
-  SELECT 'expired_keys', NULL, NULL, coalesce(sum(expired), 0), coalesce(bool_or(estimate), false) FROM keys
-  UNION ALL
-  SELECT 'bytes: ' || c.relname, NULL, NULL, pg_catalog.pg_total_relation_size(c.oid), false
+  SELECT 'bytes', NULL, NULL, c.relname::text, pg_catalog.pg_total_relation_size(c.oid), false
   FROM pg_catalog.pg_class c
   WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'idempotency')
     AND c.relkind = 'r'
   UNION ALL
-  SELECT 'outbox_depth', NULL, NULL, depth, depth_estimate FROM events
+  SELECT 'outbox_depth', NULL, NULL, NULL, depth, depth_estimate FROM events
   UNION ALL
-  SELECT 'outbox_oldest_seconds', NULL, NULL, extract(epoch FROM pg_catalog.clock_timestamp() - oldest), oldest_estimate FROM events
+  SELECT 'outbox_oldest_seconds', NULL, NULL, NULL, extract(epoch FROM pg_catalog.clock_timestamp() - oldest), oldest_estimate FROM events
   UNION ALL
-  SELECT 'outbox_parked', NULL, NULL, parked, parked_estimate FROM events;
-COMMENT ON VIEW idempotency.stats IS 'admin: keys by scope and status, lapsed leases, expired keys that purge has not removed yet, bytes by table with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
+  SELECT 'outbox_parked', NULL, NULL, NULL, parked, parked_estimate FROM events;
+COMMENT ON VIEW idempotency.stats IS 'admin: keys by status and by the part of the scope before the first colon (the 100 with most, the others together), lapsed leases, expired keys that purge has not removed yet, bytes by relation with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
 
 -- Its body is bound to what it calls, as those of grant_usage and its like.
 CREATE FUNCTION idempotency.holder(
@@ -843,7 +1010,7 @@ BEGIN ATOMIC
          SELECT l.* FROM asked JOIN idempotency.key_locks l ON l.lock_hash = asked.hash),
        waiting AS (SELECT array_agg(pid) AS pids FROM locks WHERE NOT granted)
   -- a claim that is still at work holds the lock, a lease has its row
-  SELECT 'lease', k.scope, k.key, k.fence, k.deadline, k.attempt,
+  SELECT 'lease', k.scope, k.key, k.fence, k.deadline, k.deadline <= clock_timestamp(), k.attempt,
          NULL::integer, NULL::text,
          '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond',
          w.pids,
@@ -853,7 +1020,7 @@ BEGIN ATOMIC
   CROSS JOIN idempotency.leased_key($1, $2) k
   WHERE k.expires_at > clock_timestamp()
   UNION ALL
-  SELECT 'transaction', $1, $2, NULL, NULL, NULL,
+  SELECT 'transaction', $1, $2, NULL, NULL, NULL, NULL,
          l.pid, l.prepared_gid, l.since,
          w.pids,
          l.lock_hash
@@ -862,7 +1029,7 @@ BEGIN ATOMIC
   WHERE l.granted
   UNION ALL
   -- one that has stored its answer, and not committed, holds the row
-  SELECT 'transaction', $1, $2, NULL, NULL, NULL,
+  SELECT 'transaction', $1, $2, NULL, NULL, NULL, NULL,
          l.pid, p.gid, coalesce(p.prepared, s.xact_start),
          (SELECT array_agg(w.pid) FROM pg_locks w
           WHERE NOT w.granted AND w.transactionid = ANY (a.writers)),
@@ -885,7 +1052,7 @@ CREATE FUNCTION idempotency.privileges_of(audience text) RETURNS SETOF text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-  SELECT 'USAGE ON SCHEMA idempotency' WHERE audience = 'usage'
+  SELECT 'USAGE ON SCHEMA idempotency' WHERE audience IN ('usage', 'monitor')
   UNION ALL
   SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure
   FROM pg_proc p
@@ -901,23 +1068,30 @@ AS $$
         'issue_token', 'consume_token', 'check_token', 'revoke_token',
         'revoke_tokens',
         'attach_machine', 'detach_machine', 'guard_state', 'transition',
-        'fire', 'machine_diagram',
+        'fire', 'next_events', 'machine_diagram',
         'attach_version', 'detach_version', 'guard_version', 'update_if'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
-        'forget', 'purge', 'retry_parked', 'holder', 'lock_hash', 'key_writers',
-        'leased_keys', 'leased_key', 'outbox_counts', 'parked', 'key_counts', 'rotate_token_key',
-        'define_machine', 'drop_machine', 'off_graph'
+        'forget', 'forget_scope', 'find_keys', 'free_lease', 'purge',
+        'retry_parked', 'holder', 'lock_hash', 'key_writers', 'leased_keys',
+        'leased_key', 'keys_in_hand', 'outbox_counts', 'parked', 'key_counts',
+        'key_stats', 'activity_counts', 'reset_activity', 'purge_round',
+        'rotate_token_key', 'define_machine', 'drop_machine', 'off_graph'
+      ]::name[]
+      WHEN 'monitor' THEN ARRAY[
+        'leased_keys', 'keys_in_hand', 'outbox_counts', 'parked', 'key_counts',
+        'key_stats', 'activity_counts', 'purge_round', 'lock_hash'
       ]::name[]
     END)
   UNION ALL
   SELECT 'SELECT ON ' || c.oid::regclass
   FROM pg_class c
   WHERE c.relnamespace = 'idempotency'::regnamespace
-    AND (c.relkind = 'v' OR c.relname = 'transition_log')
-    AND audience = 'admin'
+    AND ((audience = 'admin' AND (c.relkind = 'v' OR c.relname IN ('transition_log', 'machines'))) OR
+         (audience = 'monitor' AND c.relname IN (
+           'activity', 'purge_rounds', 'stats', 'in_flight', 'parked_events', 'machines', 'attachments')))
 $$;
-COMMENT ON FUNCTION idempotency.privileges_of(text) IS 'internal: what grant_usage (''usage'') and grant_admin (''admin'') are about';
+COMMENT ON FUNCTION idempotency.privileges_of(text) IS 'internal: what grant_usage (''usage''), grant_admin (''admin'') and pg_monitor''s grants (''monitor'') are about';
 
 -- What another role granted, the objects' owner cannot revoke; and after a
 -- restore by a plain owner of the extension all grants are that role's.  So the
@@ -1054,6 +1228,10 @@ DECLARE
 BEGIN
   FOR privilege IN SELECT idempotency.privileges_of(a) FROM unnest(ARRAY['usage', 'admin']) a LOOP
     EXECUTE format('GRANT %s TO %s WITH GRANT OPTION', privilege, $role$@extowner@$role$);
+  END LOOP;
+  -- who watches the server sees this too, and changes nothing
+  FOR privilege IN SELECT idempotency.privileges_of('monitor') LOOP
+    EXECUTE format('GRANT %s TO pg_monitor', privilege);
   END LOOP;
 END
 $$;

@@ -18,6 +18,9 @@ _PG_init(void)
 {
 	ik_define_settings();
 
+	if (process_shared_preload_libraries_in_progress)
+		ik_request_shared_memory();
+
 	/* pg_upgrade's servers are not to write by themselves */
 	if (process_shared_preload_libraries_in_progress && !IsBinaryUpgrade)
 		ik_register_launcher();

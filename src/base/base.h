@@ -18,6 +18,7 @@
 #include "fmgr.h"
 #include "utils/relcache.h"
 
+#include "base/activity.h"
 #include "base/compat.h"
 #include "base/errors.h"
 
@@ -27,6 +28,7 @@ extern int	ik_debug_hash_bits;
 #endif
 extern int	ik_default_ttl;		/* seconds */
 extern int	ik_default_wait;	/* milliseconds; -1: endless */
+extern bool ik_log_purge;
 extern int	ik_max_lease;		/* seconds */
 extern int	ik_max_ttl;			/* seconds */
 extern int	ik_outbox_max_attempts;
@@ -45,7 +47,17 @@ extern void ik_check_rows(TupleDesc desc, Relation rel);
 extern Oid	ik_argument_type(FunctionCallInfo fcinfo, int argument);
 extern void ik_check_text(const text *value, Size limit, const char *name,
 						  const char *hint);
+extern int32 ik_max_argument(FunctionCallInfo fcinfo, int argument);
 extern void ik_refuse_to_write(const char *function);
+
+/* shared.c: shared memory; NULL where the server has none for us */
+#define IK_BACKEND_BYTES 5120	/* of one backend */
+
+extern void ik_request_shared_memory(void);
+extern void *ik_shared_area(const char *name, Size size,
+							void (*init) (void *area));
+extern void *ik_shared_backend(int number);
+extern const char *ik_shared_problem(void);
 
 /* siphash.c: a hash under a secret key */
 typedef struct Sip

@@ -113,6 +113,24 @@ ik_check_text(const text *value, Size limit, const char *name,
 				 errhint("Use a digest of it instead.")));
 }
 
+/* How many rows at the most: 22004 if NULL, 22023 if not positive. */
+int32
+ik_max_argument(FunctionCallInfo fcinfo, int argument)
+{
+	int32		max;
+
+	if (PG_ARGISNULL(argument))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("max must not be null")));
+	max = PG_GETARG_INT32(argument);
+	if (max <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max must be positive")));
+	return max;
+}
+
 /* Error 25006 or 25000 where nothing can be written. */
 void
 ik_refuse_to_write(const char *function)

@@ -20,6 +20,17 @@
 #define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
 #endif
 
+/* named segments of shared memory: 19 passes its callback an argument */
+#if PG_VERSION_NUM >= 190000
+#define COMPAT_SEGMENT_INIT_PARAMETERS void *ptr, void *arg
+#define compat_named_segment(name, size, init, found) \
+	GetNamedDSMSegment(name, size, init, found, NULL)
+#elif PG_VERSION_NUM >= 170000
+#define COMPAT_SEGMENT_INIT_PARAMETERS void *ptr
+#define compat_named_segment(name, size, init, found) \
+	GetNamedDSMSegment(name, size, init, found)
+#endif
+
 #if PG_VERSION_NUM >= 180000
 #define compat_ExecutorRun(query, direction, count) \
 	ExecutorRun(query, direction, count)
@@ -55,6 +66,11 @@
 #define compat_tuple_delete(rel, tid, cid, wait, failure) \
 	table_tuple_delete(rel, tid, cid, InvalidSnapshot, InvalidSnapshot, \
 					   wait, failure, false)
+#endif
+
+/* the number of a backend's PGPROC */
+#if PG_VERSION_NUM < 170000
+#define MyProcNumber (MyProc->pgprocno)
 #endif
 
 /* 16 tells the indexes apart that an update left alone, 19 has flags for all */

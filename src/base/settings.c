@@ -21,6 +21,7 @@ int			ik_debug_hash_bits = 64;
 #endif
 int			ik_default_ttl = 24 * 60 * 60;
 int			ik_default_wait = -1;
+bool		ik_log_purge = false;
 int			ik_max_lease = 24 * 60 * 60;
 int			ik_max_ttl = 366 * 24 * 60 * 60;
 int			ik_outbox_max_attempts = 10;
@@ -61,6 +62,14 @@ ik_define_settings(void)
 							-1, -1, INT_MAX,
 							PGC_USERSET, GUC_UNIT_MS,
 							NULL, NULL, NULL);
+
+	DefineCustomBoolVariable("idempotency.log_purge",
+							 "Logs what each round of the purge worker has removed.",
+							 NULL,
+							 &ik_log_purge,
+							 false,
+							 PGC_SIGHUP, 0,
+							 NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.max_lease",
 							"How long a lease can last in all, from its grant, however often it is extended.",

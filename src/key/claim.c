@@ -41,6 +41,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 	request.wait = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
 
 	status = ik_claim_key(&request, &answer, &claim);
+	ik_count(COUNT_CLAIM, status);
 
 	values[0] = ik_status_datum(status);
 	values[1] = PointerGetDatum(answer.response);
@@ -79,20 +80,25 @@ idempotency_release(PG_FUNCTION_ARGS)
 	text	   *scope;
 	text	   *key;
 	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
+	uint64		hash;
 	Claim	   *claim;
+	bool		released = true;
 
 	ik_get_identity(fcinfo, &scope, &key);
-	claim = ik_find_claim(ik_lock_hash(scope, key),
-						  scope, key);
+	hash = ik_lock_hash(scope, key);
+	claim = ik_find_claim(hash, scope, key);
 	if (claim != NULL && PG_ARGISNULL(2))
 	{
 		ik_mark_settled(claim);
 		ik_settle_claim(claim);
-		PG_RETURN_BOOL(true);
+		ik_hide_key(hash);
 	}
-	PG_RETURN_BOOL(ik_release_lease(scope, key,
+	else
+		released = ik_release_lease(scope, key,
 									PG_ARGISNULL(2) ? NULL : &fence,
-									"idempotency.release()"));
+									"idempotency.release()");
+	ik_count(COUNT_RELEASE, released ? COUNT_DONE : COUNT_NOT_DONE);
+	PG_RETURN_BOOL(released);
 }
 
 /*
@@ -131,6 +137,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 		ik_unlock_row(&row);
 	}
 	ik_close_row(&row);
+	ik_count(COUNT_ONCE, status);
 
 	if (status == KEY_IN_PROGRESS)
 		ereport(ERROR,
@@ -204,6 +211,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	}
 	result = ik_result(fcinfo, lengthof(types), types, values, nulls);
 	ik_close_row(&row);
+	ik_count(COUNT_LOOKUP, nulls[0] ? COUNT_NOT_DONE : COUNT_DONE);
 	return result;
 }
 
@@ -235,6 +243,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	}
 	ik_unlock_row(&row);
 	ik_close_row(&row);
+	ik_count(COUNT_FORGET, finished ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(finished);
 }
 
@@ -264,5 +273,6 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 	else
 		ik_settle_lease(scope, key, outcome, &answer,
 						PG_ARGISNULL(4) ? NULL : &fence);
+	ik_count(outcome == KEY_COMPLETED ? COUNT_COMPLETE : COUNT_FAIL, COUNT_DONE);
 	PG_RETURN_VOID();
 }

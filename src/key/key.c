@@ -43,7 +43,7 @@ static bool key_expired(TupleTableSlot *slot, TimestampTz now,
 
 const Purgeable ik_purge_keys = {&ik_keys, key_expired, NULL};
 
-static const char *const status_names[] = {
+const char *const ik_key_statuses[COUNTED_OUTCOMES] = {
 	[KEY_CLAIMED] = "claimed",
 	[KEY_COMPLETED] = "completed",
 	[KEY_FAILED] = "failed",
@@ -81,13 +81,21 @@ ik_get_any_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 {
 	*scope = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 	*key = PG_ARGISNULL(1) ? NULL : PG_GETARG_TEXT_PP(1);
-	ik_check_text(*scope, MAX_SCOPE, "scope",
-				  "It names the operation and the tenant, such as 'orders:create:tenant-7'.");
+	ik_start_counting();
+	ik_check_scope(*scope);
 	ik_check_key(*key, "key");
 	Assert(*scope != NULL && *key != NULL);
 }
 
-/* The same for a key alone; name is what the caller calls it. */
+/* The same for a scope alone. */
+void
+ik_check_scope(const text *scope)
+{
+	ik_check_text(scope, MAX_SCOPE, "scope",
+				  "It names the operation and the tenant, such as 'orders:create:tenant-7'.");
+}
+
+/* And for a key; name is what the caller calls it. */
 void
 ik_check_key(const text *key, const char *name)
 {
@@ -99,7 +107,7 @@ ik_check_key(const text *key, const char *name)
 Datum
 ik_status_datum(KeyStatus status)
 {
-	return CStringGetTextDatum(status_names[status]);
+	return CStringGetTextDatum(ik_key_statuses[status]);
 }
 
 /*
@@ -285,6 +293,7 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 			}
 			PreventCommandIfReadOnly(request->function);
 			replays = 0;
+			ik_show_key(row->lock_hash, request->scope, request->key);
 			return KEY_CLAIMED;
 		}
 		if (!ik_wait_for_row(row, give_up))

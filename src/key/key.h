@@ -16,7 +16,7 @@
 #ifndef IK_KEY_H
 #define IK_KEY_H
 
-#include "../store/store.h"
+#include "store/store.h"
 
 #include "lib/ilist.h"
 #include "utils/jsonb.h"
@@ -68,6 +68,9 @@ typedef enum KeyStatus
 	KEY_RELEASED				/* of run(): the function gave the key back */
 } KeyStatus;
 
+/* how a run() that called nothing is counted: by what none ends with */
+#define RUN_REPLAYED KEY_CLAIMED
+
 /* an answer, as stored or to be stored; NULL where there is none */
 typedef struct KeyAnswer
 {
@@ -97,7 +100,9 @@ extern void ik_get_identity(FunctionCallInfo fcinfo,
 							text **scope, text **key);
 extern void ik_get_any_identity(FunctionCallInfo fcinfo,
 								text **scope, text **key);
+extern void ik_check_scope(const text *scope);
 extern void ik_check_key(const text *key, const char *name);
+extern const char *const ik_key_statuses[];
 extern Datum ik_status_datum(KeyStatus status);
 extern KeyStatus ik_claim_key(const KeyRequest *request,
 							  KeyAnswer *answer, Claim **claim);

@@ -72,6 +72,7 @@ idempotency_lease(PG_FUNCTION_ARGS)
 
 	status = take_lease(&request, lease_argument(fcinfo, 2),
 						&granted, &answer);
+	ik_count(COUNT_LEASE, status);
 
 	values[0] = ik_status_datum(status);
 	values[1] = PointerGetDatum(answer.response);
@@ -107,6 +108,7 @@ idempotency_extend(PG_FUNCTION_ARGS)
 	deadline = extend_lease(scope, key, PG_ARGISNULL(2) ? NULL : &fence,
 							lease_argument(fcinfo, 3),
 							"idempotency.extend()");
+	ik_count(COUNT_EXTEND, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
 	if (deadline == 0)
 		PG_RETURN_NULL();
 	PG_RETURN_TIMESTAMPTZ(deadline);
@@ -142,6 +144,7 @@ idempotency_checkpoint(PG_FUNCTION_ARGS)
 	ForceSyncCommit();
 	ik_unlock_row(&row);
 	ik_close_row(&row);
+	ik_count(COUNT_CHECKPOINT, COUNT_DONE);
 	PG_RETURN_VOID();
 }
 
@@ -155,13 +158,16 @@ idempotency_acquire_lock(PG_FUNCTION_ARGS)
 	KeyRequest	request = {.function = "idempotency.acquire_lock()"};
 	KeyAnswer	answer;
 	KeyRow		granted;
+	KeyStatus	status;
 
 	request.scope = cstring_to_text(LOCK_SCOPE);
 	request.key = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 	request.wait = PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2);
 	ik_check_key(request.key, "name");
-	if (take_lease(&request, lease_argument(fcinfo, 1),
-				   &granted, &answer) != KEY_CLAIMED)
+	status = take_lease(&request, lease_argument(fcinfo, 1),
+						&granted, &answer);
+	ik_count(COUNT_ACQUIRE_LOCK, status);
+	if (status != KEY_CLAIMED)
 		PG_RETURN_NULL();
 	PG_RETURN_INT64(granted.fence);
 }
@@ -179,6 +185,7 @@ idempotency_renew_lock(PG_FUNCTION_ARGS)
 							PG_ARGISNULL(1) ? NULL : &fence,
 							lease_argument(fcinfo, 2),
 							"idempotency.renew_lock()");
+	ik_count(COUNT_RENEW_LOCK, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
 	if (deadline == 0)
 		PG_RETURN_NULL();
 	PG_RETURN_TIMESTAMPTZ(deadline);
@@ -191,10 +198,14 @@ idempotency_release_lock(PG_FUNCTION_ARGS)
 	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 	int64		fence = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT64(1);
 
+	bool		released;
+
 	ik_check_key(name, "name");
-	PG_RETURN_BOOL(ik_release_lease(cstring_to_text(LOCK_SCOPE), name,
-									PG_ARGISNULL(1) ? NULL : &fence,
-									"idempotency.release_lock()"));
+	released = ik_release_lease(cstring_to_text(LOCK_SCOPE), name,
+								PG_ARGISNULL(1) ? NULL : &fence,
+								"idempotency.release_lock()");
+	ik_count(COUNT_RELEASE_LOCK, released ? COUNT_DONE : COUNT_NOT_DONE);
+	PG_RETURN_BOOL(released);
 }
 
 /*

@@ -96,6 +96,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 			status = KEY_RELEASED;
 	}
 
+	ik_count(COUNT_RUN, replayed ? RUN_REPLAYED : status);
 	values[0] = ik_status_datum(status);
 	values[1] = BoolGetDatum(replayed);
 	values[2] = PointerGetDatum(answer.response);

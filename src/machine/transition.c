@@ -13,13 +13,17 @@
 
 #include "access/table.h"
 #include "catalog/pg_type.h"
+#include "funcapi.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/tuplestore.h"
 
 PG_FUNCTION_INFO_V1(idempotency_transition);
 PG_FUNCTION_INFO_V1(idempotency_fire);
+PG_FUNCTION_INFO_V1(idempotency_next_events);
 
-static void open_move(Move *move, FunctionCallInfo fcinfo, int arg);
+static void open_move(Move *move, const UpdateHooks *hooks,
+					  FunctionCallInfo fcinfo, int arg);
 static NameRef name_argument(const Guard *guard, FunctionCallInfo fcinfo,
 							 int arg);
 static void check_edge_asked(const Move *move);
@@ -27,6 +31,7 @@ static void aim(Move *move, Datum expected, int source, int target);
 static Datum carry_out(Move *move, FunctionCallInfo fcinfo);
 static bool is_expected(const GuardedUpdate *update);
 static UpdateOutcome decide_move(GuardedUpdate *update);
+static UpdateOutcome decide_nothing(GuardedUpdate *update);
 static const MachineEdge *edge_of_event(const Move *move, int state);
 static void check_stored(const GuardedUpdate *update);
 static const char *comparison(const GuardedUpdate *update, const char *column,
@@ -42,6 +47,13 @@ const UpdateHooks ik_move_hooks = {
 	.comparison = comparison
 };
 
+static const UpdateHooks look_hooks = {
+	.kind = GUARD_STATE,
+	.looks = true,
+	.is_expected = is_expected,
+	.decide = decide_nothing
+};
+
 /*
  * transition(rel, id, from_state, to_state, changes, state_column): move a row
  * along an edge.  from_state NULL: from any state with an edge to the target.
@@ -51,7 +63,7 @@ idempotency_transition(PG_FUNCTION_ARGS)
 {
 	Move		move;
 
-	open_move(&move, fcinfo, 5);
+	open_move(&move, &ik_move_hooks, fcinfo, 5);
 	move.from = name_argument(move.guard, fcinfo, 2);
 	move.to = name_argument(move.guard, fcinfo, 3);
 	if (move.to.data == NULL)
@@ -79,7 +91,7 @@ idempotency_fire(PG_FUNCTION_ARGS)
 	NameRef		event;
 	int			source;
 
-	open_move(&move, fcinfo, 4);
+	open_move(&move, &ik_move_hooks, fcinfo, 4);
 	if (PG_ARGISNULL(2))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -105,18 +117,53 @@ idempotency_fire(PG_FUNCTION_ARGS)
 }
 
 /*
+ * next_events(rel, id, state_column): the edges that lead from the row's state,
+ * read with the caller's rights; none if there is no such row.
+ */
+Datum
+idempotency_next_events(PG_FUNCTION_ARGS)
+{
+	static const Oid types[2] = {TEXTOID, TEXTOID};
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Move		move;
+	int			state = -1;
+
+	InitMaterializedSRF(fcinfo, 0);
+	ik_check_columns(rsinfo->setDesc, lengthof(types), types);
+	open_move(&move, &look_hooks, fcinfo, 2);
+	if (ik_guarded_update(&move.update) != UPDATE_NOT_FOUND &&
+		!move.update.isnull)
+		state = ik_find_state(move.machine,
+							  datum_name(&move, move.update.current));
+	for (int i = 0; state >= 0 && i < move.machine->states[state].nedges; i++)
+	{
+		const MachineEdge *edge = &move.machine->states[state].edges[i];
+		Datum		values[2] = {0};
+		bool		nulls[2] = {edge->event < 0, false};
+
+		if (edge->event >= 0)
+			values[0] = PointerGetDatum(name_as_text(move.machine->events[edge->event].name));
+		values[1] = PointerGetDatum(name_as_text(move.machine->states[edge->target].name));
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	table_close(move.update.rel, NoLock);
+	return (Datum) 0;
+}
+
+/*
  * Begin a move: the table, the id, and the machine of the state column named
  * in argument arg, which may be NULL if the table has only one machine.
  */
 static void
-open_move(Move *move, FunctionCallInfo fcinfo, int arg)
+open_move(Move *move, const UpdateHooks *hooks, FunctionCallInfo fcinfo,
+		  int arg)
 {
 	const TableInfo *table;
 	AttrNumber	column = InvalidAttrNumber;
 
 	memset(move, 0, sizeof(*move));
 	move->event = -1;
-	ik_open_update(&move->update, &ik_move_hooks, fcinfo);
+	ik_open_update(&move->update, hooks, fcinfo);
 	table = move->update.table;
 	if (!PG_ARGISNULL(arg))
 	{
@@ -244,6 +291,7 @@ carry_out(Move *move, FunctionCallInfo fcinfo)
 	Datum		values[4];
 	bool		nulls[4] = {false, false, true, true};
 
+	ik_count(move->event >= 0 ? COUNT_FIRE : COUNT_TRANSITION, outcome);
 	values[0] = ik_outcome_datum(outcome);
 	values[1] = BoolGetDatum(outcome == UPDATE_APPLIED);
 	if (outcome == UPDATE_APPLIED)
@@ -318,6 +366,13 @@ decide_move(GuardedUpdate *update)
 		return UPDATE_CONFLICT;
 	aim(move, move->update.current, state, ik_find_state(machine, move->to));
 	return UPDATE_APPLIED;
+}
+
+/* The look was all that was wanted. */
+static UpdateOutcome
+decide_nothing(GuardedUpdate *update)
+{
+	return UPDATE_ALREADY;
 }
 
 /* The edge that the event names in that state, or NULL. */

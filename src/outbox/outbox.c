@@ -275,6 +275,7 @@ idempotency_emit(PG_FUNCTION_ARGS)
 	CommandCounterIncrement();	/* or a take in this statement would fail */
 	close_outbox(&box);
 
+	ik_count(COUNT_EMIT, COUNT_DONE);
 	PG_RETURN_INT64(id);
 }
 
@@ -327,6 +328,8 @@ idempotency_take(PG_FUNCTION_ARGS)
 	if (take.nhanded > 0)
 		ForceSyncCommit();
 
+	ik_count_many(COUNT_TAKE, take.nhanded > 0 ? COUNT_DONE : COUNT_NOT_DONE,
+				  Max(take.nhanded, 1));
 	return (Datum) 0;
 }
 
@@ -353,6 +356,7 @@ idempotency_ack(PG_FUNCTION_ARGS)
 	ExecDropSingleTupleTableSlot(event);
 	close_outbox(&box);
 
+	ik_count(COUNT_ACK, done ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(done);
 }
 
@@ -399,6 +403,8 @@ idempotency_ack_many(PG_FUNCTION_ARGS)
 	ExecDropSingleTupleTableSlot(event);
 	close_outbox(&box);
 
+	ik_count_many(COUNT_ACK, COUNT_DONE, done);
+	ik_count_many(COUNT_ACK, COUNT_NOT_DONE, n - done);
 	PG_RETURN_INT64(done);
 }
 
@@ -458,6 +464,7 @@ idempotency_nack(PG_FUNCTION_ARGS)
 	ExecDropSingleTupleTableSlot(event);
 	close_outbox(&box);
 
+	ik_count(COUNT_NACK, done ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(done);
 }
 
@@ -502,6 +509,7 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 	ExecDropSingleTupleTableSlot(event);
 	close_outbox(&box);
 
+	ik_count_many(COUNT_RETRY_PARKED, COUNT_DONE, done);
 	PG_RETURN_INT64(done);
 }
 

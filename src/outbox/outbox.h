@@ -8,7 +8,7 @@
 #ifndef IK_OUTBOX_H
 #define IK_OUTBOX_H
 
-#include "../store/store.h"
+#include "store/store.h"
 
 /* what purge removes (outbox.c) */
 extern const Purgeable ik_purge_events;

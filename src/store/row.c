@@ -116,14 +116,27 @@ ik_look_at_row(RowAccess *row)
 bool
 ik_wait_for_row(RowAccess *row, TimestampTz give_up)
 {
+	bool		named = row->table == &ik_keys; /* scope and key may be shown */
+	bool		done;
+
+	if (TIMESTAMP_IS_NOBEGIN(give_up))
+	{
+		ik_unlock_row(row);
+		return false;
+	}
+	ik_begin_wait(row->lock_hash,
+				  named ? DatumGetTextPP(row->key[1]) : NULL,
+				  named ? DatumGetTextPP(row->key[0]) : NULL);
 	if (TransactionIdIsValid(row->rival))
 	{
 		/* never with the lock in hand: the rival may ask for it next */
 		ik_unlock_row(row);
-		return ik_wait_for_xact(row->rival, give_up);
+		done = ik_wait_for_xact(row->rival, give_up);
 	}
-	row->locked = ik_wait_for_lock(row->lock_hash, give_up);
-	return row->locked;
+	else
+		done = row->locked = ik_wait_for_lock(row->lock_hash, give_up);
+	ik_end_wait();
+	return done;
 }
 
 /*

@@ -8,7 +8,7 @@
 #ifndef IK_STORE_H
 #define IK_STORE_H
 
-#include "../base/base.h"
+#include "base/base.h"
 
 #include "executor/tuptable.h"
 #include "nodes/nodes.h"

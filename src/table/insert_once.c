@@ -196,6 +196,7 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 		columns[0] = BoolGetDatum(created);
 		columns[1] = call.stored;
 		nulls[1] = !created && !found;
+		ik_count(COUNT_INSERT_ONCE, created ? COUNT_DONE : COUNT_NOT_DONE);
 
 		MemoryContextSwitchTo(call.context);
 		result = HeapTupleGetDatum(heap_form_tuple(call.shape->result, columns, nulls));

@@ -202,6 +202,7 @@ typedef struct GuardedUpdate
 typedef struct UpdateHooks
 {
 	GuardKind	kind;
+	bool		looks;			/* it never decides to update: a reader's */
 
 	/* is the row, as last seen, as the attempt expects it? not null */
 	bool		(*is_expected) (const GuardedUpdate *update);
@@ -229,6 +230,7 @@ extern void ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 							int arg);
 extern UpdateOutcome ik_guarded_update(GuardedUpdate *update);
 extern const char *ik_updated_column(const GuardedUpdate *update);
+extern const char *const ik_update_outcomes[];
 extern Datum ik_outcome_datum(UpdateOutcome outcome);
 
 #endif							/* IK_TABLE_H */

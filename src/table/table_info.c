@@ -176,6 +176,7 @@ ik_fired_on(FunctionCallInfo fcinfo, GuardKind kind)
 
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		ik_refuse_trigger(kind, NULL, NULL);
+	ik_start_counting();
 	table = ik_table_info(trigdata->tg_relation);
 	ik_check_guards(trigdata->tg_relation, table, kind);
 	if (!is_guard_type(trigdata->tg_trigger->tgtype, kind))

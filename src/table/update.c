@@ -76,7 +76,7 @@ static Form_pg_attribute column_attr(const GuardedUpdate *update,
 static const char *column_name(const GuardedUpdate *update, AttrNumber column);
 static bool is_expected(const GuardedUpdate *update);
 
-static const char *const outcome_names[] = {
+const char *const ik_update_outcomes[COUNTED_OUTCOMES] = {
 	[UPDATE_APPLIED] = "applied",
 	[UPDATE_ALREADY] = "already",
 	[UPDATE_CONFLICT] = "conflict",
@@ -94,20 +94,22 @@ void
 ik_open_update(GuardedUpdate *update, const UpdateHooks *hooks,
 			   FunctionCallInfo fcinfo)
 {
+	ik_start_counting();
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("table and id must not be null")));
 	/* in recovery, not even the table's lock can be had */
-	if (RecoveryInProgress())
+	if (RecoveryInProgress() && !hooks->looks)
 		read_only();
 
 	memset(update, 0, sizeof(*update));
 	update->hooks = hooks;
 	update->context = CurrentMemoryContext;
-	update->rel = ik_open_users_table(PG_GETARG_OID(0),
-									  RowExclusiveLock);
-	if (XactReadOnly && !RelationUsesLocalBuffers(update->rel))
+	update->rel = ik_open_users_table(PG_GETARG_OID(0), hooks->looks ?
+									  AccessShareLock : RowExclusiveLock);
+	if (XactReadOnly && !hooks->looks &&
+		!RelationUsesLocalBuffers(update->rel))
 		read_only();
 	/* The lock reads invalidations only if it is this transaction's first. */
 	AcceptInvalidationMessages();
@@ -250,7 +252,7 @@ ik_guarded_update(GuardedUpdate *update)
 Datum
 ik_outcome_datum(UpdateOutcome outcome)
 {
-	return CStringGetTextDatum(outcome_names[outcome]);
+	return CStringGetTextDatum(ik_update_outcomes[outcome]);
 }
 
 /* The name of the column that holds the state or the version. */

@@ -147,6 +147,7 @@ idempotency_update_if(PG_FUNCTION_ARGS)
 	ik_read_changes(&update, fcinfo, 3);
 
 	outcome = ik_guarded_update(&update);
+	ik_count(COUNT_UPDATE_IF, outcome);
 	values[0] = ik_outcome_datum(outcome);
 	values[1] = BoolGetDatum(outcome == UPDATE_APPLIED);
 	values[2] = update.current;

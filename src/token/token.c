@@ -51,7 +51,7 @@ typedef enum TokenStatus
 	TOKEN_BUSY
 } TokenStatus;
 
-static const char *const status_names[] = {
+const char *const ik_token_statuses[COUNTED_OUTCOMES] = {
 	[TOKEN_VALID] = "valid",
 	[TOKEN_CONSUMED] = "consumed",
 	[TOKEN_USED] = "used",
@@ -134,6 +134,7 @@ idempotency_issue_token(PG_FUNCTION_ARGS)
 	token.issued_at = GetCurrentTimestamp();
 	token.expires_at = expiry(token.issued_at, PG_GETARG_INTERVAL_P(2));
 	make_id(&token.id);
+	ik_count(COUNT_ISSUE_TOKEN, COUNT_DONE);
 	PG_RETURN_TEXT_P(ik_write_token(&token, key));
 }
 
@@ -155,6 +156,7 @@ idempotency_consume_token(PG_FUNCTION_ARGS)
 							"idempotency.consume_token()");
 	if (status == TOKEN_VALID)
 		status = TOKEN_CONSUMED;
+	ik_count(COUNT_CONSUME_TOKEN, status);
 	return token_result(fcinfo, &token, status);
 }
 
@@ -170,6 +172,7 @@ idempotency_check_token(PG_FUNCTION_ARGS)
 
 	if (get_token(fcinfo, &token))
 		status = look_at_token(&token);
+	ik_count(COUNT_CHECK_TOKEN, status);
 	return token_result(fcinfo, &token, status);
 }
 
@@ -186,6 +189,8 @@ idempotency_revoke_token(PG_FUNCTION_ARGS)
 	if (get_token(fcinfo, &token))
 		status = mark_token(&token, true, ik_give_up_at(NULL),
 							"idempotency.revoke_token()");
+	ik_count(COUNT_REVOKE_TOKEN,
+			 status == TOKEN_VALID ? COUNT_DONE : COUNT_NOT_DONE);
 	if (status == TOKEN_BUSY)
 		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
@@ -232,6 +237,7 @@ idempotency_revoke_tokens(PG_FUNCTION_ARGS)
 		ik_insert_row(&row, values, nulls);
 	ik_unlock_row(&row);
 	ik_close_row(&row);
+	ik_count(COUNT_REVOKE_TOKENS, COUNT_DONE);
 	PG_RETURN_TIMESTAMPTZ(now);
 }
 
@@ -486,7 +492,7 @@ token_result(FunctionCallInfo fcinfo, const Token *token, TokenStatus status)
 	bool		nulls[6];
 
 	memset(nulls, true, sizeof(nulls));
-	values[0] = CStringGetTextDatum(status_names[status]);
+	values[0] = CStringGetTextDatum(ik_token_statuses[status]);
 	nulls[0] = false;
 	if (status != TOKEN_INVALID)
 	{

@@ -8,7 +8,7 @@
 #ifndef IK_TOKEN_H
 #define IK_TOKEN_H
 
-#include "../store/store.h"
+#include "store/store.h"
 
 #include "common/sha2.h"
 #include "utils/uuid.h"
@@ -56,6 +56,9 @@ typedef struct SigningKey
 	uint32		database;
 	bool		ours;			/* is it this one? */
 } SigningKey;
+
+/* the statuses of token_result, as they are counted (token.c) */
+extern const char *const ik_token_statuses[];
 
 /* token.c: what purge removes, and how long what is kept matters */
 extern const Purgeable ik_purge_used_tokens;

@@ -30,6 +30,14 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+/* what key_counts() tells keys apart by, beside their status */
+typedef enum CountBy
+{
+	BY_TOTAL,
+	BY_PREFIX,					/* of the scope, before the first colon */
+	BY_SCOPE
+} CountBy;
+
 /* a line of key_counts() */
 typedef struct KeyCount
 {
@@ -41,6 +49,7 @@ typedef struct KeyCount
 
 typedef struct KeyCounts
 {
+	CountBy		by;
 	HTAB	   *counts;
 	TimestampTz now;
 } KeyCounts;
@@ -51,6 +60,7 @@ PG_FUNCTION_INFO_V1(idempotency_leased_keys);
 PG_FUNCTION_INFO_V1(idempotency_leased_key);
 PG_FUNCTION_INFO_V1(idempotency_key_counts);
 
+static CountBy count_by(const text *by);
 static void count_key(TupleTableSlot *slot, void *arg);
 
 /* lock_hash(scope, key): the name of the key's lock. */
@@ -162,7 +172,8 @@ idempotency_leased_key(PG_FUNCTION_ARGS)
 }
 
 /*
- * key_counts(): rows by scope and status, and how many of them have expired.
+ * key_counts(by): rows by status and by scope, by prefix or in total, and how
+ * many of them have expired.
  * A large table is sampled, block by block, and the counts are extrapolated:
  * then estimate is true.
  */
@@ -177,6 +188,7 @@ idempotency_key_counts(PG_FUNCTION_ARGS)
 		.hcxt = CurrentMemoryContext
 	};
 	KeyCounts	keys = {
+		.by = count_by(PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0)),
 		.counts = hash_create("idempotency key counts", 64, &ctl,
 							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT),
 		.now = GetCurrentTimestamp()
@@ -202,12 +214,35 @@ idempotency_key_counts(PG_FUNCTION_ARGS)
 			Int64GetDatum(rint(count->expired * factor)),
 			BoolGetDatum(factor > 1)
 		};
-		bool		nulls[5] = {0};
+		bool		nulls[5] = {keys.by == BY_TOTAL};
 
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	hash_destroy(keys.counts);
 	return (Datum) 0;
+}
+
+static CountBy
+count_by(const text *by)
+{
+	static const char *const names[] = {
+		[BY_TOTAL] = "total",
+		[BY_PREFIX] = "prefix",
+		[BY_SCOPE] = "scope"
+	};
+
+	if (by == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("by must not be null"),
+				 errhint("Count keys by total, prefix or scope.")));
+	for (int i = 0; i < lengthof(names); i++)
+		if (strcmp(text_to_cstring(by), names[i]) == 0)
+			return i;
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("keys cannot be counted by \"%s\"", text_to_cstring(by)),
+			 errhint("Count keys by total, prefix or scope.")));
 }
 
 static void
@@ -220,7 +255,15 @@ count_key(TupleTableSlot *slot, void *arg)
 	bool		found;
 
 	ik_read_key(slot, &key);
-	text_to_cstring_buffer(key.scope, sought.scope, sizeof(sought.scope));
+	if (keys->by != BY_TOTAL)
+		text_to_cstring_buffer(key.scope, sought.scope, sizeof(sought.scope));
+	if (keys->by == BY_PREFIX)
+	{
+		/* what is behind it goes, to the last byte: all of them are compared */
+		Size		prefix = strcspn(sought.scope, ":");
+
+		memset(sought.scope + prefix, 0, sizeof(sought.scope) - prefix);
+	}
 	sought.status = key.status;
 	count = hash_search(keys->counts, &sought, HASH_ENTER, &found);
 	if (!found)

@@ -27,6 +27,7 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "common/pg_prng.h"
+#include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/memutils.h"
@@ -47,34 +48,23 @@ StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
 
 static int64 sweep_table(const Purgeable *what, int64 max,
 						 BlockNumber max_blocks, SweepPosition *position);
-static bool remove_row(const Purgeable *what, Relation rel,
-					   TupleTableSlot *slot, uint64 hash);
 
 /*
  * purge(max): remove up to max expired rows, of all kinds together, and say
- * how many; fewer than max: that was all for this transaction.  Errors: 22004
- * NULL, 22023 not positive, 25006.
+ * how many; fewer than max: there was no more in the pages that it looked at.
+ * Errors: 22004 NULL, 22023 not positive, 25006.
  */
 Datum
 idempotency_purge(PG_FUNCTION_ARGS)
 {
 	/* where the last call of this session ended: only a hint */
 	static Sweep sweep;
-	int32		max;
+	int32		max = ik_max_argument(fcinfo, 0);
 
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("max must not be null")));
-	max = PG_GETARG_INT32(0);
-	if (max <= 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("max must be positive")));
 	ik_refuse_to_write("idempotency.purge()");
 
 	ik_begin_sweep(&sweep);
-	PG_RETURN_INT64(ik_sweep(&sweep, max, MaxBlockNumber));
+	PG_RETURN_INT64(ik_sweep(&sweep, max, Max(max, CALL_BLOCKS)));
 }
 
 /*
@@ -98,8 +88,13 @@ ik_sweep(Sweep *sweep, int64 max, BlockNumber max_blocks)
 	int64		removed = 0;
 
 	for (int i = 0; i < PURGEABLES && removed < max; i++)
-		removed += sweep_table(purgeables[i], max - removed, max_blocks,
-							   &sweep->positions[i]);
+	{
+		int64		rows = sweep_table(purgeables[i], max - removed, max_blocks,
+									   &sweep->positions[i]);
+
+		ik_count_many(COUNT_PURGE, i, rows);
+		removed += rows;
+	}
 	return removed;
 }
 
@@ -160,7 +155,7 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 			/* max may be any number: memory must not grow with it */
 			old = MemoryContextSwitchTo(row_context);
 			gone = what->expired(slot, now, &hash) &&
-				remove_row(what, rel, slot, hash);
+				ik_remove_row(what, rel, slot, hash);
 			MemoryContextSwitchTo(old);
 			MemoryContextReset(row_context);
 			if (gone && ++removed == max)
@@ -183,13 +178,14 @@ sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 }
 
 /* Remove the row, unless somebody is at work on its key. */
-static bool
-remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
-		   uint64 hash)
+bool
+ik_remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
+			  uint64 hash)
 {
 	bool		keep_lock = false;
 	bool		removed = false;
 
+	CheckCmdReplicaIdentity(rel, CMD_DELETE);
 	if (!ik_try_lock(hash))
 		return false;
 	if (what->prepare == NULL || what->prepare(slot, &keep_lock))

@@ -41,11 +41,18 @@
 PGDLLEXPORT void idempotency_launcher_main(Datum arg);
 PGDLLEXPORT void idempotency_worker_main(Datum arg);
 
+static void sweep_database(void);
 static void start_round(void);
 static void run_worker(const char *database);
 static void nap(int events, long timeout);
 static bool database_is_wanted(void);
 static void name_database(void *arg);
+static void begin_report(void);
+static void report_round(int code, Datum arg);
+
+/* what a worker tells of its round */
+static WorkerRounds current;
+static bool begun = false;
 
 /* Called while the postmaster preloads the library. */
 void
@@ -116,8 +123,6 @@ idempotency_launcher_main(Datum arg)
 void
 idempotency_worker_main(Datum arg)
 {
-	Sweep		sweep = {0};
-	bool		installed = true;
 	ErrorContextCallback context = {
 		.previous = error_context_stack,
 		.callback = name_database
@@ -142,24 +147,90 @@ idempotency_worker_main(Datum arg)
 	/* what a crash brings back goes in the next round */
 	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
 
-	ik_begin_sweep(&sweep);
-	while (installed && !ik_sweep_ended(&sweep) &&
-		   !database_is_wanted())
+	PG_TRY();
 	{
+		sweep_database();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(TopMemoryContext);
+		error = CopyErrorData();
+		strlcpy(current.outcome, "failed", sizeof(current.outcome));
+		strlcpy(current.error, error->message ? error->message : "",
+				sizeof(current.error));
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	proc_exit(0);
+}
+
+/*
+ * Once round every table, in small transactions.  What it tells of the round
+ * is kept where the extension is installed.
+ */
+static void
+sweep_database(void)
+{
+	Sweep		sweep = {0};
+	bool		wanted = false;
+
+	ik_begin_sweep(&sweep);
+	while (!ik_sweep_ended(&sweep) && !(wanted = database_is_wanted()))
+	{
+		bool		installed;
+
 		CHECK_FOR_INTERRUPTS();
 		SetCurrentStatementStartTimestamp();
 		StartTransactionCommand();
 		PushActiveSnapshot(GetTransactionSnapshot());
 		pgstat_report_activity(STATE_RUNNING, "purging expired keys");
 		installed = OidIsValid(get_extension_oid("idempotency", true));
+		if (installed && !begun)
+			begin_report();
 		if (installed)
-			(void) ik_sweep(&sweep, BATCH_ROWS, BATCH_BLOCKS);
+			current.rows += ik_sweep(&sweep, BATCH_ROWS, BATCH_BLOCKS);
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		pgstat_report_stat(true);
 		pgstat_report_activity(STATE_IDLE, NULL);
+		if (!installed)
+			return;
 	}
-	proc_exit(0);
+	strlcpy(current.outcome, wanted ? "gave way" : "finished",
+			sizeof(current.outcome));
+}
+
+/* From now on the view shows a round under way; its end comes with ours. */
+static void
+begin_report(void)
+{
+	(void) ik_read_rounds(&current);
+	current.rounds++;
+	current.started = GetCurrentTimestamp();
+	current.ended = 0;
+	current.rows = 0;
+	current.error[0] = '\0';
+	/* unless something else is found to be true */
+	strlcpy(current.outcome, "terminated", sizeof(current.outcome));
+	ik_write_rounds(&current);
+	begun = true;
+	before_shmem_exit(report_round, 0);
+}
+
+/* The worker ends, in whatever way. */
+static void
+report_round(int code, Datum arg)
+{
+	current.ended = GetCurrentTimestamp();
+	ik_write_rounds(&current);
+	if (ik_log_purge)
+		ereport(LOG,
+				(errmsg("purge of database \"%s\" %s: %lld rows removed in %lld ms",
+						MyBgworkerEntry->bgw_extra, current.outcome,
+						(long long) current.rows,
+						(long long) (current.ended - current.started) / 1000)));
 }
 
 static void

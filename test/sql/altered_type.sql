@@ -66,12 +66,12 @@ RETURNS TABLE (id bigint, attempt integer, key text, payload jsonb, emitted_at t
 LANGUAGE c AS '$libdir/idempotency', 'idempotency_take';
 CREATE FUNCTION regress_next.outbox_counts(OUT depth bigint, OUT a boolean, OUT b timestamptz, OUT c boolean, OUT d bigint, OUT e boolean, OUT f text)
 LANGUAGE c AS '$libdir/idempotency', 'idempotency_outbox_counts';
-CREATE FUNCTION regress_next.key_counts() RETURNS TABLE (scope text, status "char", rows bigint, expired text, estimate boolean)
+CREATE FUNCTION regress_next.key_counts(by text) RETURNS TABLE (scope text, status "char", rows bigint, expired text, estimate boolean)
 LANGUAGE c AS '$libdir/idempotency', 'idempotency_key_counts';
 CREATE FUNCTION regress_next.off_graph(rel regclass) RETURNS TABLE (id jsonb, state text, reason text, note text)
 LANGUAGE c AS '$libdir/idempotency', 'idempotency_off_graph';
 SELECT call, regress_try(call)
-FROM unnest(ARRAY[$$regress_next.take('t')$$, 'regress_next.outbox_counts()', 'regress_next.key_counts()', $$regress_next.off_graph('regress_thing')$$]) WITH ORDINALITY AS u(call, n) ORDER BY n;
+FROM unnest(ARRAY[$$regress_next.take('t')$$, 'regress_next.outbox_counts()', $$regress_next.key_counts('scope')$$, $$regress_next.off_graph('regress_thing')$$]) WITH ORDINALITY AS u(call, n) ORDER BY n;
 ROLLBACK;
 SELECT payload FROM idempotency.take('t', lease => '0');
 
