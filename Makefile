@@ -24,6 +24,7 @@ OBJS = \
 	src/table/user_table.o \
 	src/table/version.o \
 	src/key/claim.o \
+	src/key/fingerprint.o \
 	src/key/held.o \
 	src/key/key.o \
 	src/key/lease.o \
@@ -52,6 +53,7 @@ REGRESS = \
 	altered \
 	altered_type \
 	fence \
+	fingerprint \
 	hand_made \
 	hint \
 	insert_once \

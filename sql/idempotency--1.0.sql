@@ -53,7 +53,7 @@ CREATE TABLE idempotency.keys (
   scope           text COLLATE "C" NOT NULL,
   response        text,
   meta            jsonb,
-  request         jsonb,
+  fingerprint     bytea,
   fence           bigint,
   deadline        timestamptz,
   attempt         integer,
@@ -66,7 +66,7 @@ CREATE INDEX keys_leased ON idempotency.keys (deadline) WHERE status = 'l';
 COMMENT ON TABLE idempotency.keys IS 'internal: one row per finished or leased key';
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'from here on the row counts as absent';
 COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed, l leased, r released';
-COMMENT ON COLUMN idempotency.keys.request IS 'fingerprint; NULL: none was given';
+COMMENT ON COLUMN idempotency.keys.fingerprint IS 'digest of the request, under one of idempotency.secrets; NULL: none was given';
 GRANT SELECT, INSERT ON idempotency.keys TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.keys', '');
 
@@ -84,6 +84,12 @@ CREATE TYPE idempotency.run_result AS (
   meta     jsonb
 );
 COMMENT ON TYPE idempotency.run_result IS 'status: completed, failed, in_progress, held, mismatch or released; replayed: the answer was stored before';
+
+CREATE TYPE idempotency.answer AS (
+  response text,
+  meta     jsonb
+);
+COMMENT ON TYPE idempotency.answer IS 'what a function that run() calls may return, so that meta is stored beside the response';
 
 CREATE TYPE idempotency.key_record AS (
   status          text,
@@ -109,57 +115,62 @@ CREATE TYPE idempotency.lease_result AS (
   checkpoint      text,
   checkpoint_data jsonb
 );
-COMMENT ON TYPE idempotency.lease_result IS 'status, response and meta as in claim_result; with claimed the fence, the deadline, which attempt this is and the last checkpoint of the one before';
+COMMENT ON TYPE idempotency.lease_result IS 'status, response and meta as in claim_result; with claimed the fence, the deadline, which attempt this is and the last checkpoint of the one before; with in_progress the deadline and the attempt of the lease that is live, if it is one';
 
 CREATE FUNCTION idempotency.claim(
-  scope   text,
-  key     text,
-  request jsonb    DEFAULT NULL,
-  ttl     interval DEFAULT NULL,
-  wait    interval DEFAULT NULL
+  scope       text,
+  key         text,
+  request     jsonb    DEFAULT NULL,
+  ttl         interval DEFAULT NULL,
+  wait        interval DEFAULT NULL,
+  fingerprint text     DEFAULT NULL
 ) RETURNS idempotency.claim_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_claim';
-COMMENT ON FUNCTION idempotency.claim(text, text, jsonb, interval, interval) IS 'may this transaction do the work? request: fingerprint, NULL is not compared; ttl: how long the answer is replayed; wait: for a rival, ''0'' is not at all; NULL: the setting default_ttl or default_wait; errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.claim(text, text, jsonb, interval, interval, text) IS 'may this transaction do the work? request, or fingerprint in its place: compared with the first one; ttl: how long to replay; wait: for a rival, ''0'': not at all; NULL: no comparison, the settings; errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
 
 CREATE FUNCTION idempotency.complete(
   scope    text,
   key      text,
-  response text   DEFAULT NULL,
-  meta     jsonb  DEFAULT NULL,
-  fence    bigint DEFAULT NULL
-) RETURNS void
+  response text     DEFAULT NULL,
+  meta     jsonb    DEFAULT NULL,
+  fence    bigint   DEFAULT NULL,
+  ttl      interval DEFAULT NULL
+) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_complete';
-COMMENT ON FUNCTION idempotency.complete(text, text, text, jsonb, bigint) IS 'stores the answer of this transaction''s claim, to be replayed byte for byte; NULL is an answer too; fence: of a lease; errors: IK002, IK006, 22004, 22023, 25006, 40001';
+COMMENT ON FUNCTION idempotency.complete(text, text, text, jsonb, bigint, interval) IS 'stores the answer of this transaction''s claim, to be replayed byte for byte, and returns until when; NULL is an answer too; fence: of a lease; ttl: how long it is replayed, NULL is the claim''s; errors: IK002, IK006, 22004, 22008, 22023, 25006, 40001';
 
 CREATE FUNCTION idempotency.complete(
   scope    text,
   key      text,
   response anyelement,
-  meta     jsonb  DEFAULT NULL,
-  fence    bigint DEFAULT NULL
-) RETURNS void
+  meta     jsonb    DEFAULT NULL,
+  fence    bigint   DEFAULT NULL,
+  ttl      interval DEFAULT NULL
+) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_complete';
-COMMENT ON FUNCTION idempotency.complete(text, text, anyelement, jsonb, bigint) IS 'the same for a response of any type: json and jsonb as their text, a row as JSON, anything else by its output function';
+COMMENT ON FUNCTION idempotency.complete(text, text, anyelement, jsonb, bigint, interval) IS 'the same for a response of any type: json and jsonb as their text, a row as JSON, anything else by its output function';
 
 CREATE FUNCTION idempotency.fail(
   scope    text,
   key      text,
-  response text   DEFAULT NULL,
-  meta     jsonb  DEFAULT NULL,
-  fence    bigint DEFAULT NULL
-) RETURNS void
+  response text     DEFAULT NULL,
+  meta     jsonb    DEFAULT NULL,
+  fence    bigint   DEFAULT NULL,
+  ttl      interval DEFAULT NULL
+) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_fail';
-COMMENT ON FUNCTION idempotency.fail(text, text, text, jsonb, bigint) IS 'as complete(), and the replay''s status is failed; what the transaction wrote stays: ROLLBACK TO a savepoint first if it should not';
+COMMENT ON FUNCTION idempotency.fail(text, text, text, jsonb, bigint, interval) IS 'as complete(), and the replay''s status is failed; what the transaction wrote stays: ROLLBACK TO a savepoint first if it should not';
 
 CREATE FUNCTION idempotency.fail(
   scope    text,
   key      text,
   response anyelement,
-  meta     jsonb  DEFAULT NULL,
-  fence    bigint DEFAULT NULL
-) RETURNS void
+  meta     jsonb    DEFAULT NULL,
+  fence    bigint   DEFAULT NULL,
+  ttl      interval DEFAULT NULL
+) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_fail';
-COMMENT ON FUNCTION idempotency.fail(text, text, anyelement, jsonb, bigint) IS 'the same for a response of any type, as complete()';
+COMMENT ON FUNCTION idempotency.fail(text, text, anyelement, jsonb, bigint, interval) IS 'the same for a response of any type, as complete()';
 
 CREATE FUNCTION idempotency.release(
   scope text,
@@ -184,10 +195,11 @@ CREATE FUNCTION idempotency.run(
   request       jsonb    DEFAULT NULL,
   ttl           interval DEFAULT NULL,
   wait          interval DEFAULT NULL,
-  record_errors boolean  DEFAULT false
+  record_errors boolean  DEFAULT false,
+  fingerprint   text     DEFAULT NULL
 ) RETURNS idempotency.run_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_run';
-COMMENT ON FUNCTION idempotency.run(text, text, text, jsonb, interval, interval, boolean) IS 'claims, calls function(request jsonb) as the caller, stores what it returns; request, ttl, wait: as claim(); record_errors: stores an error of the request (P0001, 22, 23, your own) as failed; errors: as claim(), 0A000, 42501, 42601, 42602, 42883, the function''s';
+COMMENT ON FUNCTION idempotency.run(text, text, text, jsonb, interval, interval, boolean, text) IS 'claims, calls function(request jsonb) as the caller, stores its response or idempotency.answer; record_errors: an error of the request (P0001, 22, 23, your own) too, as failed; the rest: as claim(), 0A000, 42501, 42601, 42602, 42883, the function''s errors';
 
 CREATE FUNCTION idempotency.lookup(
   scope text,
@@ -206,15 +218,16 @@ COMMENT ON FUNCTION idempotency.forget(text, text) IS 'admin: removes a finished
 -- Leases
 
 CREATE FUNCTION idempotency.lease(
-  scope   text,
-  key     text,
-  lease   interval,
-  request jsonb    DEFAULT NULL,
-  ttl     interval DEFAULT NULL,
-  wait    interval DEFAULT NULL
+  scope       text,
+  key         text,
+  lease       interval,
+  request     jsonb    DEFAULT NULL,
+  ttl         interval DEFAULT NULL,
+  wait        interval DEFAULT NULL,
+  fingerprint text     DEFAULT NULL
 ) RETURNS idempotency.lease_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_lease';
-COMMENT ON FUNCTION idempotency.lease(text, text, interval, jsonb, interval, interval) IS 'claims the key over transactions, until now + lease (at most idempotency.max_lease); request, ttl, wait: as claim(); errors: as claim()';
+COMMENT ON FUNCTION idempotency.lease(text, text, interval, jsonb, interval, interval, text) IS 'claims the key over transactions, until now + lease (at most idempotency.max_lease); request, ttl, wait, fingerprint: as claim(); errors: as claim()';
 
 CREATE FUNCTION idempotency.extend(
   scope text,
@@ -223,7 +236,7 @@ CREATE FUNCTION idempotency.extend(
   lease interval
 ) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_extend';
-COMMENT ON FUNCTION idempotency.extend(text, text, bigint, interval) IS 'the new deadline: now + lease, at most idempotency.max_lease after the grant; NULL: too late, take the lease again; errors: IK002, IK006, 22004, 22008, 22023, 25006';
+COMMENT ON FUNCTION idempotency.extend(text, text, bigint, interval) IS 'the new deadline: now + lease, at most idempotency.max_lease after the grant; NULL: too late, the lease is over; errors: IK002, IK006, 22004, 22008, 22023, 25006';
 
 CREATE FUNCTION idempotency.checkpoint(
   scope text,
@@ -231,9 +244,9 @@ CREATE FUNCTION idempotency.checkpoint(
   fence bigint,
   name  text,
   data  jsonb DEFAULT NULL
-) RETURNS void
+) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
-COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, jsonb) IS 'notes how far the leased work has come, for whoever takes over; errors: IK002, IK006, 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, jsonb) IS 'notes how far the leased work has come, for the next attempt, and returns the deadline; errors: IK002, IK006, 22004, 22023, 25006';
 
 CREATE FUNCTION idempotency.acquire_lock(
   name  text,
@@ -1041,6 +1054,27 @@ BEGIN ATOMIC
   WHERE l.locktype = 'transactionid' AND l.granted;
 END;
 COMMENT ON FUNCTION idempotency.holder(text, text) IS 'admin: who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
+
+----------------------------------------------------------------------------
+-- Costs
+----------------------------------------------------------------------------
+
+-- A function that does something costs more than any condition that stands
+-- beside it: so the planner asks the others first, and nothing is done for rows
+-- that they drop.
+DO $$
+DECLARE
+  function regprocedure;
+BEGIN
+  FOR function IN
+    SELECT oid FROM pg_catalog.pg_proc
+    WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace AND provolatile = 'v'
+      AND prorettype <> 'trigger'::pg_catalog.regtype
+  LOOP
+    EXECUTE pg_catalog.format('ALTER FUNCTION %s COST 10000', function);
+  END LOOP;
+END
+$$;
 
 ----------------------------------------------------------------------------
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin

@@ -72,7 +72,7 @@ typedef struct Sip
 
 extern void ik_sip_start(Sip *sip, const uint8 *key);
 extern void ik_sip_add(Sip *sip, const void *data, Size len);
-extern void ik_sip_finish(Sip *sip, uint64 hash[2]);
+extern void ik_sip_finish(Sip *sip, uint8 *hash);
 
 /* time.c: the one judgement of every interval */
 extern TimestampTz ik_after(TimestampTz from, const Interval *interval,

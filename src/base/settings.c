@@ -20,7 +20,7 @@
 int			ik_debug_hash_bits = 64;
 #endif
 int			ik_default_ttl = 24 * 60 * 60;
-int			ik_default_wait = -1;
+int			ik_default_wait = 30 * 1000;
 bool		ik_log_purge = false;
 int			ik_max_lease = 24 * 60 * 60;
 int			ik_max_ttl = 366 * 24 * 60 * 60;
@@ -55,11 +55,16 @@ ik_define_settings(void)
 							PGC_SIGHUP, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
+	/*
+	 * With an end: who waits holds a connection, and a few retries of one key
+	 * that is held for long would take all that a pool has.  By then the
+	 * client that the answer is for has mostly given up.
+	 */
 	DefineCustomIntVariable("idempotency.default_wait",
 							"How long a call waits for a rival transaction when the caller gives no wait.",
 							"-1 waits without limit, 0 does not wait.",
 							&ik_default_wait,
-							-1, -1, INT_MAX,
+							30 * 1000, -1, INT_MAX,
 							PGC_USERSET, GUC_UNIT_MS,
 							NULL, NULL, NULL);
 

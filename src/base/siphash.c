@@ -19,6 +19,7 @@
 static void add_word(Sip *sip, uint64 word);
 static inline void mix(Sip *sip, int rounds);
 static inline uint64 get_word(const uint8 *bytes, int len);
+static inline void put_word(uint8 *bytes, uint64 word);
 
 /* The key has 16 bytes. */
 void
@@ -64,16 +65,17 @@ ik_sip_add(Sip *sip, const void *data, Size len)
 	}
 }
 
+/* The hash has 16 bytes. */
 void
-ik_sip_finish(Sip *sip, uint64 hash[2])
+ik_sip_finish(Sip *sip, uint8 *hash)
 {
 	add_word(sip, sip->tail | sip->len << 56);
 	sip->v2 ^= 0xee;
 	mix(sip, 4);
-	hash[0] = sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3;
+	put_word(hash, sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
 	sip->v1 ^= 0xdd;
 	mix(sip, 4);
-	hash[1] = sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3;
+	put_word(hash + 8, sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
 }
 
 static void
@@ -124,4 +126,13 @@ get_word(const uint8 *bytes, int len)
 	word = pg_bswap64(word);
 #endif
 	return word;
+}
+
+static inline void
+put_word(uint8 *bytes, uint64 word)
+{
+#ifdef WORDS_BIGENDIAN
+	word = pg_bswap64(word);
+#endif
+	memcpy(bytes, &word, sizeof(word));
 }

@@ -21,8 +21,8 @@ PG_FUNCTION_INFO_V1(idempotency_forget);
 static Datum settle(FunctionCallInfo fcinfo, KeyStatus outcome);
 
 /*
- * claim(scope, key, request, ttl, wait): may this transaction do the work?
- * request, ttl and wait may be NULL: not compared, and the settings' values.
+ * claim(scope, key, request, ttl, wait, fingerprint): may this transaction do
+ * the work?
  */
 Datum
 idempotency_claim(PG_FUNCTION_ARGS)
@@ -33,28 +33,22 @@ idempotency_claim(PG_FUNCTION_ARGS)
 	Claim	   *claim;
 	KeyStatus	status;
 	Datum		values[3];
-	bool		nulls[3];
+	bool		nulls[3] = {false};
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
-	request.request = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
-	request.ttl = ik_ttl_argument(fcinfo, 3);
-	request.wait = PG_ARGISNULL(4) ? NULL : PG_GETARG_INTERVAL_P(4);
+	ik_get_request(fcinfo, 2, 5, &request);
 
 	status = ik_claim_key(&request, &answer, &claim);
 	ik_count(COUNT_CLAIM, status);
 
 	values[0] = ik_status_datum(status);
-	values[1] = PointerGetDatum(answer.response);
-	values[2] = PointerGetDatum(answer.meta);
-	nulls[0] = false;
-	nulls[1] = answer.response == NULL;
-	nulls[2] = answer.meta == NULL;
+	ik_put_answer(values + 1, nulls + 1, &answer);
 	return ik_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
 /*
- * complete(scope, key, response, meta, fence): store the answer of the claim.
- * response of any type, meta and fence may be NULL.
+ * complete(scope, key, response, meta, fence, ttl): store the answer of the
+ * claim, with a response of any type.
  */
 Datum
 idempotency_complete(PG_FUNCTION_ARGS)
@@ -62,7 +56,7 @@ idempotency_complete(PG_FUNCTION_ARGS)
 	return settle(fcinfo, KEY_COMPLETED);
 }
 
-/* fail(scope, key, response, meta, fence): store the failure as the answer. */
+/* fail(): the same arguments; store the failure as the answer. */
 Datum
 idempotency_fail(PG_FUNCTION_ARGS)
 {
@@ -71,15 +65,14 @@ idempotency_fail(PG_FUNCTION_ARGS)
 
 /*
  * release(scope, key, fence): give the claim back, so that the next caller
- * runs; false if there was nothing to give back.  Errors: IK002 for a fence
- * that was superseded, or none on a leased claim.
+ * runs; false if there was nothing to give back.
  */
 Datum
 idempotency_release(PG_FUNCTION_ARGS)
 {
 	text	   *scope;
 	text	   *key;
-	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
+	const int64 *fence = ik_fence_argument(fcinfo, 2);
 	uint64		hash;
 	Claim	   *claim;
 	bool		released = true;
@@ -87,15 +80,14 @@ idempotency_release(PG_FUNCTION_ARGS)
 	ik_get_identity(fcinfo, &scope, &key);
 	hash = ik_lock_hash(scope, key);
 	claim = ik_find_claim(hash, scope, key);
-	if (claim != NULL && PG_ARGISNULL(2))
+	if (claim != NULL && fence == NULL)
 	{
 		ik_mark_settled(claim);
 		ik_settle_claim(claim);
 		ik_hide_key(hash);
 	}
 	else
-		released = ik_release_lease(scope, key,
-									PG_ARGISNULL(2) ? NULL : &fence,
+		released = ik_release_lease(scope, key, fence,
 									"idempotency.release()");
 	ik_count(COUNT_RELEASE, released ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(released);
@@ -103,14 +95,14 @@ idempotency_release(PG_FUNCTION_ARGS)
 
 /*
  * once(scope, key, ttl): claim and complete in one; true the first time only.
- * Error: 55P03 while the key is in progress elsewhere, since false would read
- * as "done".
+ * While the key is in progress elsewhere that is an error, since false would
+ * read as "done".
  */
 Datum
 idempotency_once(PG_FUNCTION_ARGS)
 {
 	KeyRequest	request = {.function = "idempotency.once()"};
-	KeyAnswer	answer = {NULL, NULL};
+	KeyAnswer	answer = {NULL};
 	KeyStatus	status;
 	TimestampTz give_up;
 	RowAccess	row;
@@ -142,7 +134,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 	if (status == KEY_IN_PROGRESS)
 		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("key is in progress elsewhere"),
+				 errmsg("key is being processed by another session"),
 				 errhint("Whether it will be done is not known yet: try again later.")));
 	PG_RETURN_BOOL(status == KEY_CLAIMED);
 }
@@ -217,7 +209,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 
 /*
  * forget(scope, key): remove a finished record; false if there is none.  It
- * waits for whoever is at work on the key.
+ * waits for a rival who is at work on the key.
  */
 Datum
 idempotency_forget(PG_FUNCTION_ARGS)
@@ -252,27 +244,28 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 {
 	text	   *scope;
 	text	   *key;
-	KeyAnswer	answer = {NULL, NULL};
-	int64		fence = PG_ARGISNULL(4) ? 0 : PG_GETARG_INT64(4);
+	KeyAnswer	answer = {NULL};
+	const int64 *fence = ik_fence_argument(fcinfo, 4);
+	int64		ttl;
 	Claim	   *claim;
+	TimestampTz expires_at;
 
 	ik_get_identity(fcinfo, &scope, &key);
 	ik_refuse_to_write(outcome == KEY_COMPLETED ?
 					   "idempotency.complete()" :
 					   "idempotency.fail()");
+	ttl = ik_ttl_argument(fcinfo, 5);
 	if (!PG_ARGISNULL(2))
 		answer.response = ik_response_text(ik_argument_type(fcinfo, 2),
 										   PG_GETARG_DATUM(2));
 	if (!PG_ARGISNULL(3))
 		answer.meta = PG_GETARG_JSONB_P(3);
 
-	claim = ik_find_claim(ik_lock_hash(scope, key),
-						  scope, key);
-	if (claim != NULL && PG_ARGISNULL(4))
-		ik_complete_claim(claim, outcome, &answer);
+	claim = ik_find_claim(ik_lock_hash(scope, key), scope, key);
+	if (claim != NULL && fence == NULL)
+		expires_at = ik_complete_claim(claim, outcome, &answer, ttl);
 	else
-		ik_settle_lease(scope, key, outcome, &answer,
-						PG_ARGISNULL(4) ? NULL : &fence);
+		expires_at = ik_settle_lease(scope, key, outcome, &answer, fence, ttl);
 	ik_count(outcome == KEY_COMPLETED ? COUNT_COMPLETE : COUNT_FAIL, COUNT_DONE);
-	PG_RETURN_VOID();
+	PG_RETURN_TIMESTAMPTZ(expires_at);
 }

@@ -68,7 +68,7 @@ static bool same_text(const text *a, const text *b);
  */
 Claim *
 ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
-			 const Jsonb *request, int64 ttl)
+			 const bytea *fingerprint, int64 ttl)
 {
 	Claim	   *claim;
 	MemoryContext old;
@@ -89,7 +89,7 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 	claim->lock_hash = lock_hash;
 	claim->scope = ik_copy_value(scope);
 	claim->key = ik_copy_value(key);
-	claim->request = ik_copy_value(request);
+	claim->fingerprint = ik_copy_value(fingerprint);
 	claim->ttl = ttl;
 	claim->created_at = GetCurrentTimestamp();
 	claim->level = GetCurrentTransactionNestLevel();
@@ -175,8 +175,8 @@ remove_claim(Claim *claim)
 		dlist_delete(&claim->settled_node);
 	pfree(claim->scope);
 	pfree(claim->key);
-	if (claim->request != NULL)
-		pfree(claim->request);
+	if (claim->fingerprint != NULL)
+		pfree(claim->fingerprint);
 	pfree(claim);
 }
 

@@ -6,7 +6,7 @@
  * claim() decides in one loop: try the key's lock, look at the row, and wait
  * only if neither settles it.
  *
- *		row is there and settled		its answer, whoever holds the lock
+ *		row is there and settled		its answer, with the lock or without
  *		no row, and we have the lock	ours
  *		no row, a rival has the lock	wait for the lock, look again
  *		a rival is writing the row		give the lock back, wait for the
@@ -28,11 +28,19 @@
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
-/* limits of a key's parts, in bytes: they must fit an index entry */
+/*
+ * Limits of a key's parts, in bytes.  Both go into one index entry, for which a
+ * page of the smallest kind, of 4 kB, has room for three; and a scope of 256
+ * with a key of 512 is more than anybody has asked for.
+ */
 #define MAX_SCOPE 256
 #define MAX_KEY 512
 
-/* so many replays in a row make the next one likely */
+/*
+ * So many replays in a row make the next one likely.  Few enough that a backend
+ * learns it within one batch, and enough that a key which is retried twice or
+ * three times does not make it guess wrong at the next new one.
+ */
 #define LOOK_FIRST_AFTER 8
 
 /* scopes that begin so are ours */
@@ -53,15 +61,12 @@ const char *const ik_key_statuses[COUNTED_OUTCOMES] = {
 	[KEY_RELEASED] = "released"
 };
 
-static KeyStatus judge(RowAccess *row, const Jsonb *request,
+static KeyStatus judge(RowAccess *row, const KeyRequest *request,
 					   KeyAnswer *answer);
 static bool snapshot_shows_answer(RowAccess *row);
 static void *varlena_or_null(TupleTableSlot *slot, int col);
 
-/*
- * The first two arguments, checked: 22004 for NULL, 22023 for what is empty,
- * too long or ours.
- */
+/* The first two arguments, checked: not NULL, empty, too long or ours. */
 void
 ik_get_identity(FunctionCallInfo fcinfo, text **scope, text **key)
 {
@@ -100,7 +105,7 @@ void
 ik_check_key(const text *key, const char *name)
 {
 	ik_check_text(key, MAX_KEY, name,
-				  "Whoever means the same thing gives the same one, each time.");
+				  "Use the same key every time you retry the same operation.");
 }
 
 /* A status by its name in SQL, as text. */
@@ -123,15 +128,14 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 	KeyStatus	status;
 
 	give_up = ik_give_up_at(request->wait);
-	answer->response = NULL;
-	answer->meta = NULL;
+	memset(answer, 0, sizeof(KeyAnswer));
 
 	/* the lock of the write to come, though a replay needs less */
 	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
 	*claim = ik_find_claim(row.lock_hash, request->scope,
 						   request->key);
 	if (*claim != NULL)
-		status = ik_mismatch((*claim)->request, request->request) ?
+		status = ik_mismatch((*claim)->fingerprint, request) ?
 			KEY_MISMATCH : KEY_HELD;
 	else
 	{
@@ -139,7 +143,7 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 		if (status == KEY_CLAIMED)
 		{
 			*claim = ik_add_claim(row.lock_hash, request->scope,
-								  request->key, request->request,
+								  request->key, ik_fingerprint(request),
 								  request->ttl);
 			(*claim)->replaces = row.state == ROW_FOUND;
 		}
@@ -148,16 +152,20 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 	return status;
 }
 
-/* Store the answer of an open claim, and give its lock back. */
-void
-ik_complete_claim(Claim *claim, KeyStatus outcome,
-				  const KeyAnswer *answer)
+/*
+ * Store the answer of an open claim, and give its lock back.  ttl 0 stands for
+ * the claim's.  Returns until when the answer is replayed.
+ */
+TimestampTz
+ik_complete_claim(Claim *claim, KeyStatus outcome, const KeyAnswer *answer,
+				  int64 ttl)
 {
 	RowAccess	row;
+	TimestampTz expires_at;
 
-	/* first: an index that somebody added may run code that looks for it */
 	ik_mark_settled(claim);
-
+	if (ttl != 0)
+		claim->ttl = ttl;
 	ik_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
 	row.locked = true;
 	if (claim->replaces)
@@ -169,9 +177,10 @@ ik_complete_claim(Claim *claim, KeyStatus outcome,
 			judge(&row, NULL, &ignored) != KEY_CLAIMED)
 			row.state = ROW_ABSENT; /* the unique index will say no */
 	}
-	ik_write_answer(&row, claim, outcome, answer);
+	expires_at = ik_write_answer(&row, claim, outcome, answer);
 	ik_close_row(&row);
 	ik_settle_claim(claim);
+	return expires_at;
 }
 
 /* What is stored under the key and visible to us; false: nothing is. */
@@ -207,6 +216,46 @@ ik_response_text(Oid type, Datum value)
 		return DatumGetTextPP(DirectFunctionCall1(row_to_json, value));
 	getTypeOutputInfo(type, &output, &is_varlena);
 	return cstring_to_text(OidOutputFunctionCall(output, value));
+}
+
+/*
+ * The arguments that say what is asked for: request, ttl and wait, of which
+ * that of request is given, and fingerprint.
+ */
+void
+ik_get_request(FunctionCallInfo fcinfo, int request, int fingerprint,
+			   KeyRequest *result)
+{
+	if (!PG_ARGISNULL(request))
+		result->request = PG_GETARG_JSONB_P(request);
+	result->ttl = ik_ttl_argument(fcinfo, request + 1);
+	if (!PG_ARGISNULL(request + 2))
+		result->wait = PG_GETARG_INTERVAL_P(request + 2);
+	if (!PG_ARGISNULL(fingerprint))
+		result->fingerprint = PG_GETARG_TEXT_PP(fingerprint);
+}
+
+/* A fence, or NULL. */
+const int64 *
+ik_fence_argument(FunctionCallInfo fcinfo, int argument)
+{
+	int64	   *fence;
+
+	if (PG_ARGISNULL(argument))
+		return NULL;
+	fence = palloc(sizeof(int64));
+	*fence = PG_GETARG_INT64(argument);
+	return fence;
+}
+
+/* Put response and meta into a result, beginning there. */
+void
+ik_put_answer(Datum *values, bool *nulls, const KeyAnswer *answer)
+{
+	values[0] = PointerGetDatum(answer->response);
+	values[1] = PointerGetDatum(answer->meta);
+	nulls[0] = answer->response == NULL;
+	nulls[1] = answer->meta == NULL;
 }
 
 /*
@@ -259,8 +308,7 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 	if (RecoveryInProgress())
 	{
 		/* nothing can be claimed here, and nothing is worth a wait */
-		status = ik_read_row(row) ?
-			judge(row, request->request, answer) : KEY_CLAIMED;
+		status = ik_read_row(row) ? judge(row, request, answer) : KEY_CLAIMED;
 		if (status == KEY_CLAIMED)
 			PreventCommandDuringRecovery(request->function);
 		return status;
@@ -269,7 +317,7 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 	/* a backend that has only replayed lately looks before it locks */
 	if (replays >= LOOK_FIRST_AFTER && ik_look_at_row(row) == ROW_FOUND)
 	{
-		status = judge(row, request->request, answer);
+		status = judge(row, request, answer);
 		if (status != KEY_CLAIMED)
 			return status;
 	}
@@ -277,17 +325,21 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 	for (;;)
 	{
 		ik_try_row(row);
+
+		/* the row is there and settled: its answer, with the lock or without */
 		if (row->state == ROW_FOUND)
 		{
-			status = judge(row, request->request, answer);
+			status = judge(row, request, answer);
 			if (status != KEY_CLAIMED)
 				break;
 		}
+
+		/* no row that counts, and we have the lock: ours */
 		if (row->state != ROW_RIVAL && row->locked)
 		{
 			if (snapshot_shows_answer(row))
 			{
-				status = judge(row, request->request, answer);
+				status = judge(row, request, answer);
 				if (status != KEY_CLAIMED)
 					break;
 			}
@@ -296,6 +348,8 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 			ik_show_key(row->lock_hash, request->scope, request->key);
 			return KEY_CLAIMED;
 		}
+
+		/* a rival has the lock or is writing the row: look again after that */
 		if (!ik_wait_for_row(row, give_up))
 		{
 			status = KEY_IN_PROGRESS;
@@ -323,18 +377,6 @@ snapshot_shows_answer(RowAccess *row)
 		return false;
 	ik_read_key(row->slot, &stored);
 	return stored.status == STATUS_COMPLETED || stored.status == STATUS_FAILED;
-}
-
-/*
- * Do two requests differ?  Only if both are known; as the operator = of jsonb
- * compares, so the order of members and 1 against 1.0 make no difference.
- */
-bool
-ik_mismatch(const Jsonb *a, const Jsonb *b)
-{
-	return a != NULL && b != NULL &&
-		compareJsonbContainers(unconstify(JsonbContainer *, &a->root),
-							   unconstify(JsonbContainer *, &b->root)) != 0;
 }
 
 /*
@@ -370,7 +412,7 @@ ik_read_key(TupleTableSlot *slot, KeyRow *key)
 	key->scope = varlena_or_null(slot, KEYS_SCOPE);
 	key->response = varlena_or_null(slot, KEYS_RESPONSE);
 	key->meta = varlena_or_null(slot, KEYS_META);
-	key->request = varlena_or_null(slot, KEYS_REQUEST);
+	key->fingerprint = varlena_or_null(slot, KEYS_FINGERPRINT);
 	key->fence = slot->tts_isnull[KEYS_FENCE] ? 0 :
 		DatumGetInt64(values[KEYS_FENCE]);
 	key->deadline = slot->tts_isnull[KEYS_DEADLINE] ? 0 :
@@ -393,7 +435,7 @@ ik_write_key(RowAccess *row, const KeyRow *key)
 		[KEYS_SCOPE] = row->key[1],
 		[KEYS_RESPONSE] = PointerGetDatum(key->response),
 		[KEYS_META] = PointerGetDatum(key->meta),
-		[KEYS_REQUEST] = PointerGetDatum(key->request),
+		[KEYS_FINGERPRINT] = PointerGetDatum(key->fingerprint),
 		[KEYS_FENCE] = Int64GetDatum(key->fence),
 		[KEYS_DEADLINE] = TimestampTzGetDatum(key->deadline),
 		[KEYS_ATTEMPT] = Int32GetDatum(key->attempt),
@@ -403,7 +445,7 @@ ik_write_key(RowAccess *row, const KeyRow *key)
 	bool		nulls[KEYS_NATTS] = {
 		[KEYS_RESPONSE] = key->response == NULL,
 		[KEYS_META] = key->meta == NULL,
-		[KEYS_REQUEST] = key->request == NULL,
+		[KEYS_FINGERPRINT] = key->fingerprint == NULL,
 		[KEYS_FENCE] = key->fence == 0,
 		[KEYS_DEADLINE] = key->deadline == 0,
 		[KEYS_ATTEMPT] = key->attempt == 0,
@@ -419,7 +461,7 @@ ik_write_key(RowAccess *row, const KeyRow *key)
 
 /*
  * What a new claim takes over from the row that it replaces.  The fence goes
- * on growing whatever happened.  From a lease that lapsed or was given back,
+ * on growing in every case.  From a lease that lapsed or was given back,
  * and is not forgotten yet, also the count of attempts and the checkpoint, so
  * that the taker can verify before it repeats.
  */
@@ -434,8 +476,8 @@ ik_take_over(KeyRow *next, const KeyRow *old, TimestampTz now)
 		next->attempt = old->attempt + 1;
 		next->checkpoint = old->checkpoint;
 		next->checkpoint_data = old->checkpoint_data;
-		if (next->request == NULL && old->status == STATUS_LEASED)
-			next->request = old->request;
+		if (next->fingerprint == NULL && old->status == STATUS_LEASED)
+			next->fingerprint = old->fingerprint;
 	}
 }
 
@@ -471,12 +513,12 @@ ik_stored_status(const KeyRow *stored)
 
 /*
  * What does the row that was found say?  KEY_CLAIMED: nothing that stands in
- * the way of a new claim.  Error: 40001 if a claim would rely on a row that the
+ * the way of a new claim.  It fails if a claim would rely on a row that the
  * snapshot does not show, also on the lease of an earlier attempt: nor would it
- * show what that attempt has done, to whoever verifies before he repeats it.
+ * show what that attempt has done, which is to be verified before a repeat.
  */
 static KeyStatus
-judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
+judge(RowAccess *row, const KeyRequest *request, KeyAnswer *answer)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	KeyRow		stored;
@@ -488,14 +530,14 @@ judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
 		ik_check_row_visible(row);
 	if (stored.status == STATUS_RELEASED)
 		return KEY_CLAIMED;
-	if (request != NULL && stored.request != NULL &&
-		ik_mismatch(DatumGetJsonbP(PointerGetDatum(stored.request)),
-					request))
+	if (request != NULL && ik_mismatch(stored.fingerprint, request))
 		return KEY_MISMATCH;
 	if (stored.status == STATUS_LEASED)
 	{
 		if (stored.deadline <= now)
 			return KEY_CLAIMED;
+		answer->deadline = stored.deadline;
+		answer->attempt = stored.attempt;
 		return ik_row_is_ours(row) ? KEY_HELD : KEY_IN_PROGRESS;
 	}
 	answer->response = ik_copy_value(stored.response);
@@ -503,8 +545,11 @@ judge(RowAccess *row, const Jsonb *request, KeyAnswer *answer)
 	return ik_stored_status(&stored);
 }
 
-/* Write the final row of a claim in transaction mode. */
-void
+/*
+ * Write the final row of a claim in transaction mode.  Returns until when it is
+ * replayed.
+ */
+TimestampTz
 ik_write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
 				const KeyAnswer *answer)
 {
@@ -515,7 +560,7 @@ ik_write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
 		.status = outcome == KEY_COMPLETED ? STATUS_COMPLETED : STATUS_FAILED,
 		.response = answer->response,
 		.meta = answer->meta,
-		.request = claim->request
+		.fingerprint = claim->fingerprint
 	};
 
 	if (row->state == ROW_FOUND)
@@ -526,6 +571,7 @@ ik_write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
 		ik_take_over(&next, &old, now);
 	}
 	ik_write_key(row, &next);
+	return next.expires_at;
 }
 
 static void *

@@ -30,7 +30,7 @@ typedef struct Claim
 	uint64		lock_hash;
 	text	   *scope;
 	text	   *key;
-	Jsonb	   *request;		/* NULL: none was given */
+	bytea	   *fingerprint;	/* NULL: nothing to compare was given */
 	int64		ttl;			/* microseconds; 0: the setting's */
 	TimestampTz created_at;
 	bool		replaces;		/* an old row is there, to be overwritten */
@@ -39,7 +39,7 @@ typedef struct Claim
 } Claim;
 
 extern Claim *ik_add_claim(uint64 lock_hash, const text *scope,
-						   const text *key, const Jsonb *request,
+						   const text *key, const bytea *fingerprint,
 						   int64 ttl);
 extern Claim *ik_find_claim(uint64 lock_hash, const text *scope,
 							const text *key);
@@ -53,6 +53,7 @@ typedef struct KeyRequest
 	text	   *scope;
 	text	   *key;
 	Jsonb	   *request;		/* NULL: do not compare */
+	text	   *fingerprint;	/* compared in its place; NULL: none */
 	int64		ttl;			/* microseconds; 0: idempotency.default_ttl */
 	Interval   *wait;			/* NULL: idempotency.default_wait */
 } KeyRequest;
@@ -72,10 +73,16 @@ typedef enum KeyStatus
 #define RUN_REPLAYED KEY_CLAIMED
 
 /* an answer, as stored or to be stored; NULL where there is none */
+/*
+ * An answer, as stored or to be stored; NULL where there is none.  From a live
+ * lease of somebody else: until when, and which attempt it is.
+ */
 typedef struct KeyAnswer
 {
 	text	   *response;
 	Jsonb	   *meta;
+	TimestampTz deadline;		/* 0: none */
+	int32		attempt;		/* 0: none */
 } KeyAnswer;
 
 /* a row of idempotency.keys; NULL or 0 where the column is NULL */
@@ -88,7 +95,7 @@ typedef struct KeyRow
 	text	   *scope;
 	text	   *response;
 	Jsonb	   *meta;
-	Jsonb	   *request;
+	bytea	   *fingerprint;
 	int64		fence;
 	TimestampTz deadline;
 	int32		attempt;
@@ -106,35 +113,43 @@ extern const char *const ik_key_statuses[];
 extern Datum ik_status_datum(KeyStatus status);
 extern KeyStatus ik_claim_key(const KeyRequest *request,
 							  KeyAnswer *answer, Claim **claim);
-extern void ik_complete_claim(Claim *claim, KeyStatus outcome,
-							  const KeyAnswer *answer);
+extern TimestampTz ik_complete_claim(Claim *claim, KeyStatus outcome,
+									 const KeyAnswer *answer, int64 ttl);
 extern bool ik_read_answer(text *scope, text *key,
 						   KeyStatus *status, KeyAnswer *answer);
 extern text *ik_response_text(Oid type, Datum value);
 
+extern void ik_get_request(FunctionCallInfo fcinfo, int request,
+						   int fingerprint, KeyRequest *result);
 extern int64 ik_ttl_argument(FunctionCallInfo fcinfo, int argument);
+extern const int64 *ik_fence_argument(FunctionCallInfo fcinfo, int argument);
+extern void ik_put_answer(Datum *values, bool *nulls,
+						  const KeyAnswer *answer);
 extern void ik_open_key(RowAccess *row, text *scope, text *key,
 						LOCKMODE lockmode);
 extern KeyStatus ik_seize_key(RowAccess *row,
 							  const KeyRequest *request,
 							  TimestampTz give_up,
 							  KeyAnswer *answer);
-extern bool ik_mismatch(const Jsonb *a, const Jsonb *b);
 extern void ik_read_key(TupleTableSlot *slot, KeyRow *key);
 extern void ik_write_key(RowAccess *row, const KeyRow *key);
 extern void ik_take_over(KeyRow *next, const KeyRow *old,
 						 TimestampTz now);
 extern TimestampTz ik_expiry(TimestampTz from, int64 ttl);
-extern void ik_write_answer(RowAccess *row, const Claim *claim,
-							KeyStatus outcome, const KeyAnswer *answer);
+extern TimestampTz ik_write_answer(RowAccess *row, const Claim *claim,
+								   KeyStatus outcome, const KeyAnswer *answer);
 extern bool ik_key_is_present(const KeyRow *stored, TimestampTz now);
 extern KeyStatus ik_stored_status(const KeyRow *stored);
 
+/* fingerprint.c: what is kept of a request */
+extern bytea *ik_fingerprint(const KeyRequest *request);
+extern bool ik_mismatch(const bytea *stored, const KeyRequest *request);
+
 /* lease.c: leases */
-extern void ik_settle_lease(text *scope, text *key,
-							KeyStatus outcome,
-							const KeyAnswer *answer,
-							const int64 *fence);
+extern TimestampTz ik_settle_lease(text *scope, text *key,
+								   KeyStatus outcome,
+								   const KeyAnswer *answer,
+								   const int64 *fence, int64 ttl);
 extern bool ik_release_lease(text *scope, text *key,
 							 const int64 *fence,
 							 const char *function);

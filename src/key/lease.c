@@ -10,7 +10,7 @@
  * row's last fence + 1 if that is higher: so it grows over release, rollback,
  * purge, crash and restore, unless the clock is set back.
  *
- * Whoever changes a lease holds the key's lock meanwhile and judges the newest
+ * A change of a lease is made under the key's lock and judges the newest
  * committed row, at every isolation level: a holder who was superseded must
  * learn it from any snapshot.
  *
@@ -46,10 +46,10 @@ pg_noreturn static void stale_fence(const char *detail);
 pg_noreturn static void no_such_claim(void);
 
 /*
- * lease(scope, key, lease, request, ttl, wait): claim the key for the work of
- * several transactions, until the deadline.  request, ttl and wait may be
- * NULL, as in claim().  The grant is flushed at commit, whatever
- * synchronous_commit says: a fence that was handed out must not come back.
+ * lease(scope, key, lease, request, ttl, wait, fingerprint): claim the key for
+ * the work of several transactions, until the deadline.  The grant is flushed
+ * at commit, also if synchronous_commit is off: a fence that was handed out
+ * must not come back.
  */
 Datum
 idempotency_lease(PG_FUNCTION_ARGS)
@@ -63,29 +63,25 @@ idempotency_lease(PG_FUNCTION_ARGS)
 	KeyRow		granted;
 	KeyStatus	status;
 	Datum		values[8];
-	bool		nulls[8];
+	bool		nulls[8] = {false};
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
-	request.request = PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3);
-	request.ttl = ik_ttl_argument(fcinfo, 4);
-	request.wait = PG_ARGISNULL(5) ? NULL : PG_GETARG_INTERVAL_P(5);
+	ik_get_request(fcinfo, 3, 6, &request);
 
 	status = take_lease(&request, lease_argument(fcinfo, 2),
 						&granted, &answer);
 	ik_count(COUNT_LEASE, status);
 
 	values[0] = ik_status_datum(status);
-	values[1] = PointerGetDatum(answer.response);
-	values[2] = PointerGetDatum(answer.meta);
+	ik_put_answer(values + 1, nulls + 1, &answer);
 	values[3] = Int64GetDatum(granted.fence);
 	values[4] = TimestampTzGetDatum(granted.deadline);
 	values[5] = Int32GetDatum(granted.attempt);
 	values[6] = PointerGetDatum(granted.checkpoint);
 	values[7] = PointerGetDatum(granted.checkpoint_data);
-	nulls[0] = false;
-	nulls[1] = answer.response == NULL;
-	nulls[2] = answer.meta == NULL;
-	nulls[3] = nulls[4] = nulls[5] = status != KEY_CLAIMED;
+	nulls[3] = granted.fence == 0;
+	nulls[4] = granted.deadline == 0;
+	nulls[5] = granted.attempt == 0;
 	nulls[6] = granted.checkpoint == NULL;
 	nulls[7] = granted.checkpoint_data == NULL;
 	return ik_result(fcinfo, lengthof(types), types, values, nulls);
@@ -94,18 +90,17 @@ idempotency_lease(PG_FUNCTION_ARGS)
 /*
  * extend(scope, key, fence, lease): a new deadline, counted from now, and
  * never beyond the grant + idempotency.max_lease.  NULL, and nothing changed,
- * after the deadline.  Errors: IK002, IK006.
+ * after the deadline, and after the caller has settled it.
  */
 Datum
 idempotency_extend(PG_FUNCTION_ARGS)
 {
 	text	   *scope;
 	text	   *key;
-	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
 	TimestampTz deadline;
 
 	ik_get_identity(fcinfo, &scope, &key);
-	deadline = extend_lease(scope, key, PG_ARGISNULL(2) ? NULL : &fence,
+	deadline = extend_lease(scope, key, ik_fence_argument(fcinfo, 2),
 							lease_argument(fcinfo, 3),
 							"idempotency.extend()");
 	ik_count(COUNT_EXTEND, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
@@ -116,15 +111,13 @@ idempotency_extend(PG_FUNCTION_ARGS)
 
 /*
  * checkpoint(scope, key, fence, name, data): note how far the work has come,
- * for whoever takes over; flushed at commit, as the grant.  data may be NULL.
- * Errors: IK002, IK006.
+ * for the next attempt; flushed at commit, as the grant.  Returns the deadline.
  */
 Datum
 idempotency_checkpoint(PG_FUNCTION_ARGS)
 {
 	text	   *scope;
 	text	   *key;
-	int64		fence = PG_ARGISNULL(2) ? 0 : PG_GETARG_INT64(2);
 	RowAccess	row;
 	KeyRow		lease;
 
@@ -132,11 +125,11 @@ idempotency_checkpoint(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("name of the checkpoint must not be null"),
+				 errmsg("checkpoint name must not be null"),
 				 errhint("Name the step that the work has come to.")));
 	ik_refuse_to_write("idempotency.checkpoint()");
 
-	if (!find_lease(&row, scope, key, PG_ARGISNULL(2) ? NULL : &fence, &lease))
+	if (!find_lease(&row, scope, key, ik_fence_argument(fcinfo, 2), &lease))
 		no_such_claim();
 	lease.checkpoint = PG_GETARG_TEXT_PP(3);
 	lease.checkpoint_data = PG_ARGISNULL(4) ? NULL : PG_GETARG_JSONB_P(4);
@@ -145,7 +138,7 @@ idempotency_checkpoint(PG_FUNCTION_ARGS)
 	ik_unlock_row(&row);
 	ik_close_row(&row);
 	ik_count(COUNT_CHECKPOINT, COUNT_DONE);
-	PG_RETURN_VOID();
+	PG_RETURN_TIMESTAMPTZ(lease.deadline);
 }
 
 /*
@@ -177,12 +170,11 @@ Datum
 idempotency_renew_lock(PG_FUNCTION_ARGS)
 {
 	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
-	int64		fence = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT64(1);
 	TimestampTz deadline;
 
 	ik_check_key(name, "name");
 	deadline = extend_lease(cstring_to_text(LOCK_SCOPE), name,
-							PG_ARGISNULL(1) ? NULL : &fence,
+							ik_fence_argument(fcinfo, 1),
 							lease_argument(fcinfo, 2),
 							"idempotency.renew_lock()");
 	ik_count(COUNT_RENEW_LOCK, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
@@ -196,13 +188,12 @@ Datum
 idempotency_release_lock(PG_FUNCTION_ARGS)
 {
 	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
-	int64		fence = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT64(1);
 
 	bool		released;
 
 	ik_check_key(name, "name");
 	released = ik_release_lease(cstring_to_text(LOCK_SCOPE), name,
-								PG_ARGISNULL(1) ? NULL : &fence,
+								ik_fence_argument(fcinfo, 1),
 								"idempotency.release_lock()");
 	ik_count(COUNT_RELEASE_LOCK, released ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(released);
@@ -210,12 +201,13 @@ idempotency_release_lock(PG_FUNCTION_ARGS)
 
 /*
  * complete() or fail() of a claim that this transaction does not hold: of a
- * lease, by its fence.  Once more with the fence and the outcome that settled
- * it is no error: the reply may have been lost.
+ * lease, by its fence.  ttl 0 stands for the lease's.  Once more with the fence
+ * and the outcome that settled it is no error: the reply may have been lost.
+ * Returns until when the answer is replayed.
  */
-void
+TimestampTz
 ik_settle_lease(text *scope, text *key, KeyStatus outcome,
-				const KeyAnswer *answer, const int64 *fence)
+				const KeyAnswer *answer, const int64 *fence, int64 ttl)
 {
 	char		status = outcome == KEY_COMPLETED ? STATUS_COMPLETED : STATUS_FAILED;
 	RowAccess	row;
@@ -223,7 +215,11 @@ ik_settle_lease(text *scope, text *key, KeyStatus outcome,
 
 	if (find_lease(&row, scope, key, fence, &lease))
 	{
-		shift_deadline(&lease, GetCurrentTimestamp());
+		TimestampTz now = GetCurrentTimestamp();
+
+		shift_deadline(&lease, now);
+		if (ttl != 0)
+			lease.expires_at = ik_expiry(now, ttl);
 		lease.status = status;
 		lease.response = answer->response;
 		lease.meta = answer->meta;
@@ -235,12 +231,13 @@ ik_settle_lease(text *scope, text *key, KeyStatus outcome,
 		no_such_claim();
 	ik_unlock_row(&row);
 	ik_close_row(&row);
+	return lease.expires_at;
 }
 
 /*
  * release() of a claim that this transaction does not hold: of a lease, by its
  * fence.  The row stays, so that its fence goes on growing.  False: there is
- * no lease to give back.  Error: IK002.
+ * no lease to give back.
  */
 bool
 ik_release_lease(text *scope, text *key, const int64 *fence,
@@ -264,8 +261,9 @@ ik_release_lease(text *scope, text *key, const int64 *fence,
 }
 
 /*
- * Take a lease, or say why not, as ik_claim_key() does.  *granted is
- * the row that was written, if the status is KEY_CLAIMED.
+ * Take a lease, or say why not, as ik_claim_key() does.  *granted is the row
+ * that was written, or, of a live lease, its deadline and attempt alone: the
+ * fence is its holder's.
  */
 static KeyStatus
 take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
@@ -283,7 +281,7 @@ take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
 	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
 	claim = ik_find_claim(row.lock_hash, request->scope, request->key);
 	if (claim != NULL)
-		status = ik_mismatch(claim->request, request->request) ?
+		status = ik_mismatch(claim->fingerprint, request) ?
 			KEY_MISMATCH : KEY_HELD;
 	else
 		status = ik_seize_key(&row, request, give_up, answer);
@@ -293,7 +291,7 @@ take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
 
 		granted->created_at = now;
 		granted->status = STATUS_LEASED;
-		granted->request = request->request;
+		granted->fingerprint = ik_fingerprint(request);
 		granted->fence = now;
 		granted->attempt = 1;
 		if (row.state == ROW_FOUND)
@@ -314,6 +312,11 @@ take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
 		granted->checkpoint = ik_copy_value(granted->checkpoint);
 		granted->checkpoint_data = ik_copy_value(granted->checkpoint_data);
 	}
+	else
+	{
+		granted->deadline = answer->deadline;
+		granted->attempt = answer->attempt;
+	}
 	ik_close_row(&row);
 	return status;
 }
@@ -325,14 +328,16 @@ extend_lease(text *scope, text *key, const int64 *fence, int64 duration,
 {
 	RowAccess	row;
 	KeyRow		lease;
+	bool		leased;
 	TimestampTz now;
 	TimestampTz deadline = 0;
 
 	ik_refuse_to_write(function);
-	if (!find_lease(&row, scope, key, fence, &lease))
+	leased = find_lease(&row, scope, key, fence, &lease);
+	if (!leased && (row.state != ROW_FOUND || fence == NULL))
 		no_such_claim();
 	now = GetCurrentTimestamp();
-	if (now < lease.deadline)
+	if (leased && now < lease.deadline)
 	{
 		deadline = deadline_at(now, duration, lease.fence);
 		shift_deadline(&lease, deadline);
@@ -385,7 +390,7 @@ lease_argument(FunctionCallInfo fcinfo, int argument)
 /*
  * Find the lease that the fence belongs to, with the key's lock held, waiting
  * for every rival.  False: the key is not leased; *lease is its row if there
- * is one.  Error: IK002 for a fence that was superseded, or none.
+ * is one, and then the fence, if there is one, is that which was the last.
  */
 static bool
 find_lease(RowAccess *row, text *scope, text *key, const int64 *fence,

@@ -13,6 +13,7 @@
 
 #include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
@@ -27,24 +28,25 @@
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
-#include "utils/timestamp.h"
+#include "utils/typcache.h"
 
 PG_FUNCTION_INFO_V1(idempotency_run);
 
 static Oid	resolve_function(const text *name, Oid *result_type);
 static void hint_at_signature(void *arg);
-static text *call_function(Oid function, Oid result_type,
-						   const Jsonb *request);
+static void call_function(Oid function, Oid result_type,
+						  const Jsonb *request, KeyAnswer *answer);
+static void read_result(Oid type, Datum value, KeyAnswer *answer);
+static bool is_answer_type(Oid type);
 static bool call_recording_errors(Oid function, Oid result_type,
 								  const Jsonb *request, KeyAnswer *answer);
 static bool is_recordable(int sqlstate);
 static Jsonb *describe_error(const ErrorData *error);
+static void add_member(StringInfo json, const char *name, const char *value);
 
 /*
- * run(scope, key, function, request, ttl, wait, record_errors): the answer,
- * from the record or from calling function(request).  request, ttl and wait
- * may be NULL, as in claim().  Errors: claim()'s; 22004, 42883, 0A000 and
- * 42501 for the function; and, unless it is recorded, the function's own.
+ * run(scope, key, function, request, ttl, wait, record_errors, fingerprint): the
+ * answer, from the record or from calling function(request).
  */
 Datum
 idempotency_run(PG_FUNCTION_ARGS)
@@ -56,7 +58,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	KeyStatus	status;
 	bool		replayed;
 	Datum		values[4];
-	bool		nulls[4];
+	bool		nulls[4] = {false};
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
 	if (PG_ARGISNULL(2))
@@ -64,9 +66,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("function must not be null"),
 				 errhint("Name a function with one argument of type jsonb.")));
-	request.request = PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3);
-	request.ttl = ik_ttl_argument(fcinfo, 4);
-	request.wait = PG_ARGISNULL(5) ? NULL : PG_GETARG_INTERVAL_P(5);
+	ik_get_request(fcinfo, 3, 7, &request);
 
 	status = ik_claim_key(&request, &answer, &claim);
 	replayed = status == KEY_COMPLETED || status == KEY_FAILED;
@@ -79,31 +79,24 @@ idempotency_run(PG_FUNCTION_ARGS)
 
 		status = KEY_COMPLETED;
 		if (PG_ARGISNULL(6) || !PG_GETARG_BOOL(6))
-			answer.response = call_function(function, result_type,
-											request.request);
+			call_function(function, result_type, request.request, &answer);
 		else if (!call_recording_errors(function, result_type,
 										request.request, &answer))
 			status = KEY_FAILED;
 
 		/* what the function itself did with its key stands */
-		claim = ik_find_claim(ik_lock_hash(request.scope,
-										   request.key),
+		claim = ik_find_claim(ik_lock_hash(request.scope, request.key),
 							  request.scope, request.key);
 		if (claim != NULL)
-			ik_complete_claim(claim, status, &answer);
-		else if (!ik_read_answer(request.scope, request.key,
-								 &status, &answer))
+			ik_complete_claim(claim, status, &answer, 0);
+		else if (!ik_read_answer(request.scope, request.key, &status, &answer))
 			status = KEY_RELEASED;
 	}
 
 	ik_count(COUNT_RUN, replayed ? RUN_REPLAYED : status);
 	values[0] = ik_status_datum(status);
 	values[1] = BoolGetDatum(replayed);
-	values[2] = PointerGetDatum(answer.response);
-	values[3] = PointerGetDatum(answer.meta);
-	nulls[0] = nulls[1] = false;
-	nulls[2] = answer.response == NULL;
-	nulls[3] = answer.meta == NULL;
+	ik_put_answer(values + 2, nulls + 2, &answer);
 	return ik_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
@@ -171,30 +164,72 @@ hint_at_signature(void *arg)
  * Call the function with a fresh snapshot (READ COMMITTED): the claim may have
  * waited for a rival whose work it must see.
  */
-static text *
-call_function(Oid function, Oid result_type, const Jsonb *request)
+static void
+call_function(Oid function, Oid result_type, const Jsonb *request,
+			  KeyAnswer *answer)
 {
 	LOCAL_FCINFO(fcinfo, 1);
 	FmgrInfo	flinfo;
 	PgStat_FunctionCallUsage usage;
 	Datum		result;
-	text	   *response = NULL;
 
 	fmgr_info(function, &flinfo);
 	InitFunctionCallInfoData(*fcinfo, &flinfo, 1, InvalidOid, NULL, NULL);
 	fcinfo->args[0].value = PointerGetDatum(request);
 	fcinfo->args[0].isnull = request == NULL;
+	/* it would not be called, and an answer stored as if it had been */
 	if (flinfo.fn_strict && request == NULL)
-		return NULL;
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("request must not be null for %s, which is STRICT",
+						format_procedure(function)),
+				 errhint("Give a request, or declare the function CALLED ON NULL INPUT.")));
 
 	PushActiveSnapshot(GetTransactionSnapshot());
 	pgstat_init_function_usage(fcinfo, &usage);
 	result = FunctionCallInvoke(fcinfo);
 	pgstat_end_function_usage(&usage, true);
 	if (!fcinfo->isnull && result_type != VOIDOID)
-		response = ik_response_text(result_type, result);
+		read_result(result_type, result, answer);
 	PopActiveSnapshot();
-	return response;
+}
+
+/* What a function returned: an idempotency.answer, or a response of any type. */
+static void
+read_result(Oid type, Datum value, KeyAnswer *answer)
+{
+	static const Oid types[2] = {TEXTOID, JSONBOID};
+	HeapTupleHeader row;
+	HeapTupleData tuple;
+	TupleDesc	desc;
+	Datum		values[2];
+	bool		nulls[2];
+
+	if (!is_answer_type(type))
+	{
+		answer->response = ik_response_text(type, value);
+		return;
+	}
+	row = DatumGetHeapTupleHeader(value);
+	desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(row),
+								  HeapTupleHeaderGetTypMod(row));
+	ik_check_columns(desc, lengthof(types), types);
+	tuple.t_data = row;
+	tuple.t_len = HeapTupleHeaderGetDatumLength(row);
+	heap_deform_tuple(&tuple, desc, values, nulls);
+	ReleaseTupleDesc(desc);
+	answer->response = nulls[0] ? NULL : DatumGetTextPP(values[0]);
+	answer->meta = nulls[1] ? NULL : DatumGetJsonbP(values[1]);
+}
+
+static bool
+is_answer_type(Oid type)
+{
+	return type_is_rowtype(type) &&
+		type == GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
+								CStringGetDatum("answer"),
+								ObjectIdGetDatum(get_namespace_oid("idempotency", true))) &&
+		ik_is_ours(TypeRelationId, type);
 }
 
 /*
@@ -213,7 +248,7 @@ call_recording_errors(Oid function, Oid result_type, const Jsonb *request,
 	MemoryContextSwitchTo(context);
 	PG_TRY();
 	{
-		answer->response = call_function(function, result_type, request);
+		call_function(function, result_type, request, answer);
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
@@ -227,7 +262,7 @@ call_recording_errors(Oid function, Oid result_type, const Jsonb *request,
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
 
-		/* not before: whoever catches it counts on his own subtransaction */
+		/* not before: who catches it counts on his own subtransaction */
 		if (!is_recordable(error->sqlerrcode))
 			ReThrowError(error);
 		answer->response = NULL;
@@ -265,11 +300,25 @@ describe_error(const ErrorData *error)
 	StringInfoData json;
 
 	initStringInfo(&json);
-	appendStringInfoString(&json, "{\"sqlstate\": ");
-	escape_json(&json, unpack_sql_state(error->sqlerrcode));
-	appendStringInfoString(&json, ", \"message\": ");
-	escape_json(&json, error->message ? error->message : "");
+	appendStringInfoChar(&json, '{');
+	add_member(&json, "sqlstate", unpack_sql_state(error->sqlerrcode));
+	add_member(&json, "message", error->message ? error->message : "");
+	add_member(&json, "detail", error->detail);
+	add_member(&json, "hint", error->hint);
+	add_member(&json, "constraint", error->constraint_name);
 	appendStringInfoChar(&json, '}');
 	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in,
 											  CStringGetDatum(json.data)));
+}
+
+/* A member of the object, unless it has no value. */
+static void
+add_member(StringInfo json, const char *name, const char *value)
+{
+	if (value == NULL)
+		return;
+	if (json->len > 1)
+		appendStringInfoString(json, ", ");
+	appendStringInfo(json, "\"%s\": ", name);
+	escape_json(json, value);
 }

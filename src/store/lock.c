@@ -53,19 +53,21 @@ ik_lock_hash(const text *scope, const text *key)
 {
 	static const uint8 no_secret[16] = {0};
 	const Secret *secret = ik_newest_secret();
-	uint64		hash[2];
+	uint8		digest[16];
+	uint64		hash;
 	Sip			sip;
 
 	ik_sip_start(&sip, secret ? secret->for_locks : no_secret);
 	ik_sip_add(&sip, VARDATA_ANY(scope), VARSIZE_ANY_EXHDR(scope));
 	ik_sip_add(&sip, "", 1);
 	ik_sip_add(&sip, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
-	ik_sip_finish(&sip, hash);
+	ik_sip_finish(&sip, digest);
+	memcpy(&hash, digest, sizeof(hash));
 #ifdef IK_COLLISIONS
 	if (ik_debug_hash_bits < 64)
-		hash[0] &= (UINT64CONST(1) << ik_debug_hash_bits) - 1;
+		hash &= (UINT64CONST(1) << ik_debug_hash_bits) - 1;
 #endif
-	return hash[0];
+	return hash;
 }
 
 /*

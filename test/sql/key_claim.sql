@@ -8,7 +8,7 @@ SET SESSION AUTHORIZATION regress_app;
 BEGIN;
 SELECT * FROM idempotency.claim('claim', 'first');
 SELECT * FROM idempotency.claim('claim', 'first');
-SELECT idempotency.complete('claim', 'first', 'answer', '{"code": 201}');
+SELECT idempotency.complete('claim', 'first', 'answer', '{"code": 201}') IS NOT NULL AS complete;
 SELECT * FROM idempotency.claim('claim', 'first');
 COMMIT;
 SELECT * FROM idempotency.claim('claim', 'first');
@@ -17,7 +17,7 @@ SELECT * FROM idempotency.claim('claim', 'first', wait => '0');
 -- failed
 BEGIN;
 SELECT status FROM idempotency.claim('claim', 'failing');
-SELECT idempotency.fail('claim', 'failing', 'no money', '{"code": 402}');
+SELECT idempotency.fail('claim', 'failing', 'no money', '{"code": 402}') IS NOT NULL AS fail;
 COMMIT;
 SELECT * FROM idempotency.claim('claim', 'failing');
 
@@ -37,7 +37,7 @@ SELECT status, response FROM idempotency.claim('claim', 'first');
 -- a rollback takes back the claim with the work
 BEGIN;
 SELECT status FROM idempotency.claim('claim', 'undone');
-SELECT idempotency.complete('claim', 'undone');
+SELECT idempotency.complete('claim', 'undone') IS NOT NULL AS complete;
 ROLLBACK;
 SELECT status IS NULL AS unknown FROM idempotency.lookup('claim', 'undone');
 SELECT idempotency.once('claim', 'undone');
@@ -83,13 +83,13 @@ COMMIT;
 SELECT * FROM idempotency.claim('claim', 'late');
 
 -- complete, fail: only what this transaction holds
-SELECT idempotency.complete('claim', 'never claimed');
+SELECT idempotency.complete('claim', 'never claimed') IS NOT NULL AS complete;
 \echo :LAST_ERROR_SQLSTATE
-SELECT idempotency.fail('claim', 'first');
+SELECT idempotency.fail('claim', 'first') IS NOT NULL AS fail;
 \echo :LAST_ERROR_SQLSTATE
 BEGIN;
 SELECT status FROM idempotency.claim('claim', 'fenced');
-SELECT idempotency.complete('claim', 'fenced', 'x', NULL, 1);
+SELECT idempotency.complete('claim', 'fenced', 'x', NULL, 1) IS NOT NULL AS complete;
 \echo :LAST_ERROR_SQLSTATE
 ROLLBACK;
 
@@ -99,7 +99,7 @@ SELECT status FROM idempotency.claim('claim', 'print', '{"a": 1, "b": [2]}');
 SELECT status FROM idempotency.claim('claim', 'print', '{"a": 2}') AS while_held;
 SELECT status FROM idempotency.claim('claim', 'print') AS while_held;
 SELECT status FROM idempotency.claim('claim', 'print', '{"b": [2.0], "a": 1.0}') AS while_held;
-SELECT idempotency.complete('claim', 'print', 'done');
+SELECT idempotency.complete('claim', 'print', 'done') IS NOT NULL AS complete;
 SELECT status FROM idempotency.claim('claim', 'print', '{"a": 2}') AS after;
 COMMIT;
 SELECT request, (c).*
@@ -147,40 +147,40 @@ BEGIN;
 SELECT count(*) FILTER (WHERE status = 'claimed') FROM generate_series(1, 34) AS i, LATERAL idempotency.claim('any', i::text);
 \pset tuples_only on
 \pset format unaligned
-SELECT idempotency.complete('any', '1', 42);
-SELECT idempotency.complete('any', '2', 42::bigint);
-SELECT idempotency.complete('any', '3', 1.50);
-SELECT idempotency.complete('any', '4', 0.1::float8);
-SELECT idempotency.complete('any', '5', 'NaN'::float4);
-SELECT idempotency.complete('any', '6', true);
-SELECT idempotency.complete('any', '7', 'n'::name);
-SELECT idempotency.complete('any', '8', 'v'::varchar(3));
-SELECT idempotency.complete('any', '9', 'c'::char(3));
-SELECT idempotency.complete('any', '10', 'd'::text_domain);
-SELECT idempotency.complete('any', '11', '\x00ff'::bytea);
-SELECT idempotency.complete('any', '12', '2020-02-29'::date);
-SELECT idempotency.complete('any', '13', '2020-02-29 12:00+00'::timestamptz);
-SELECT idempotency.complete('any', '14', '1 day'::interval);
-SELECT idempotency.complete('any', '15', '00000000-0000-0000-0000-000000000001'::uuid);
-SELECT idempotency.complete('any', '16', '{"b":1,  "a":1.0}'::json);
-SELECT idempotency.complete('any', '17', '{"b":1,  "a":1.0}'::jsonb);
-SELECT idempotency.complete('any', '18', '{"b":1,  "a":1}'::json_domain);
-SELECT idempotency.complete('any', '19', 'null'::jsonb);
-SELECT idempotency.complete('any', '20', ARRAY[1, NULL, 3]);
-SELECT idempotency.complete('any', '21', ARRAY['a b', 'c"d']);
-SELECT idempotency.complete('any', '22', 'fine'::mood);
-SELECT idempotency.complete('any', '23', '10.0.0.1'::inet);
-SELECT idempotency.complete('any', '24', int4range(1, 5));
-SELECT idempotency.complete('any', '25', 'pg_class'::regclass);
-SELECT idempotency.complete('any', '26', ROW(1, 'x')::pair);
-SELECT idempotency.complete('any', '27', ROW(NULL, NULL)::pair);
-SELECT idempotency.complete('any', '28', ROW(2, 'y')::pair_domain);
-SELECT idempotency.complete('any', '29', ROW(1, 'a', NULL, ARRAY[ROW(1, 'x')::pair]));
-SELECT idempotency.complete('any', '30', (SELECT a FROM answer AS a WHERE id = 5));
-SELECT idempotency.complete('any', '31', ARRAY[ROW(1, 'x')::pair]);
-SELECT idempotency.complete('any', '32', NULL::integer);
-SELECT idempotency.complete('any', '33', NULL::jsonb);
-SELECT idempotency.complete('any', '34', NULL::pair);
+SELECT idempotency.complete('any', '1', 42) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '2', 42::bigint) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '3', 1.50) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '4', 0.1::float8) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '5', 'NaN'::float4) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '6', true) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '7', 'n'::name) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '8', 'v'::varchar(3)) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '9', 'c'::char(3)) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '10', 'd'::text_domain) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '11', '\x00ff'::bytea) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '12', '2020-02-29'::date) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '13', '2020-02-29 12:00+00'::timestamptz) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '14', '1 day'::interval) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '15', '00000000-0000-0000-0000-000000000001'::uuid) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '16', '{"b":1,  "a":1.0}'::json) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '17', '{"b":1,  "a":1.0}'::jsonb) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '18', '{"b":1,  "a":1}'::json_domain) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '19', 'null'::jsonb) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '20', ARRAY[1, NULL, 3]) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '21', ARRAY['a b', 'c"d']) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '22', 'fine'::mood) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '23', '10.0.0.1'::inet) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '24', int4range(1, 5)) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '25', 'pg_class'::regclass) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '26', ROW(1, 'x')::pair) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '27', ROW(NULL, NULL)::pair) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '28', ROW(2, 'y')::pair_domain) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '29', ROW(1, 'a', NULL, ARRAY[ROW(1, 'x')::pair])) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '30', (SELECT a FROM answer AS a WHERE id = 5)) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '31', ARRAY[ROW(1, 'x')::pair]) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '32', NULL::integer) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '33', NULL::jsonb) IS NOT NULL AS complete;
+SELECT idempotency.complete('any', '34', NULL::pair) IS NOT NULL AS complete;
 \pset format aligned
 \pset tuples_only off
 COMMIT;
@@ -190,13 +190,13 @@ SELECT i, response FROM generate_series(1, 34) AS i, LATERAL idempotency.claim('
 -- the same for fail, and meta by its name
 BEGIN;
 SELECT status FROM idempotency.claim('any', 'fail');
-SELECT idempotency.fail('any', 'fail', ROW(7, 'seven')::pair, meta => '{"code": 409}');
+SELECT idempotency.fail('any', 'fail', ROW(7, 'seven')::pair, meta => '{"code": 409}') IS NOT NULL AS fail;
 COMMIT;
 SELECT * FROM idempotency.claim('any', 'fail');
 -- a literal and no answer at all are not ambiguous
 BEGIN;
 SELECT l.status, n.status FROM idempotency.claim('any', 'literal') AS l, idempotency.claim('any', 'none') AS n;
-SELECT idempotency.complete('any', 'literal', 'text'), idempotency.complete('any', 'none');
+SELECT idempotency.complete('any', 'literal', 'text') IS NOT NULL AS complete, idempotency.complete('any', 'none') IS NOT NULL AS complete;
 COMMIT;
 SELECT * FROM idempotency.claim('any', 'literal');
 SELECT * FROM idempotency.claim('any', 'none');
@@ -209,7 +209,7 @@ FROM (VALUES ('ab', 'c'), ('a', 'bc'), ('a', 'BC'), ('A', 'bc'), ('a', 'bc '), (
 -- many keys in one statement; a key twice in it is held the second time
 BEGIN;
 SELECT i, status FROM unnest(ARRAY[1, 2, 1, 3, 2]) WITH ORDINALITY AS u(i, n), LATERAL idempotency.claim('many', i::text) ORDER BY n;
-SELECT idempotency.complete('many', i::text, i) FROM generate_series(1, 3) AS i;
+SELECT idempotency.complete('many', i::text, i) IS NOT NULL AS complete FROM generate_series(1, 3) AS i;
 COMMIT;
 SELECT key, idempotency.once('many', key) FROM unnest('{3,4,4}'::text[]) WITH ORDINALITY AS u(key, n) ORDER BY n;
 -- an answer stored earlier in the same statement is seen later in it
@@ -221,7 +221,7 @@ SELECT first, second, status FROM b, LATERAL idempotency.claim('many', CASE WHEN
 CREATE TABLE work (id integer);
 WITH c AS MATERIALIZED (SELECT status FROM idempotency.claim('many', 'one statement')),
      w AS (INSERT INTO work SELECT 1 FROM c WHERE status = 'claimed' RETURNING id)
-SELECT idempotency.complete('many', 'one statement', id) FROM w;
+SELECT idempotency.complete('many', 'one statement', id) IS NOT NULL AS complete FROM w;
 SELECT status, response, (SELECT count(*) FROM work) FROM idempotency.claim('many', 'one statement');
 
 -- lookup reads, never claims
@@ -233,7 +233,7 @@ SELECT l IS NULL AS all_null FROM idempotency.lookup('claim', 'unknown') AS l;
 BEGIN;
 SELECT status FROM idempotency.claim('claim', 'looked up');
 SELECT * FROM idempotency.lookup('claim', 'looked up');
-SELECT idempotency.complete('claim', 'looked up', 'seen');
+SELECT idempotency.complete('claim', 'looked up', 'seen') IS NOT NULL AS complete;
 SELECT status, response FROM idempotency.lookup('claim', 'looked up');
 ROLLBACK;
 SELECT l IS NULL AS all_null FROM idempotency.lookup('claim', 'looked up') AS l;
@@ -255,7 +255,7 @@ BEGIN;
 SELECT idempotency.once('claim', 'locks');
 SELECT status FROM idempotency.claim('claim', 'locks 2');
 SELECT count(*) AS while_claimed FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
-SELECT idempotency.complete('claim', 'locks 2');
+SELECT idempotency.complete('claim', 'locks 2') IS NOT NULL AS complete;
 SELECT count(*) AS after FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 SELECT status FROM idempotency.claim('claim', 'locks');
 SELECT status FROM idempotency.claim('claim', 'locks 3');
@@ -267,7 +267,7 @@ COMMIT;
 BEGIN;
 SELECT status FROM idempotency.claim('claim', 'aborted');
 SELECT 1 / 0;
-SELECT idempotency.complete('claim', 'aborted');
+SELECT idempotency.complete('claim', 'aborted') IS NOT NULL AS complete;
 \echo :LAST_ERROR_SQLSTATE
 COMMIT;
 SELECT status IS NULL AS unknown FROM idempotency.lookup('claim', 'aborted');

@@ -10,7 +10,7 @@ BEGIN;
 SELECT idempotency.once('expiry', 'clock', '1 us');
 SELECT idempotency.once('expiry', 'clock', '1 us');
 SELECT status FROM idempotency.claim('expiry', 'clock');
-SELECT idempotency.complete('expiry', 'clock', 'third');
+SELECT idempotency.complete('expiry', 'clock', 'third') IS NOT NULL AS complete;
 SELECT status, response FROM idempotency.claim('expiry', 'clock');
 COMMIT;
 
@@ -31,12 +31,12 @@ SELECT * FROM idempotency.run('expiry', 'absent', 'answer');
 -- nothing of the old record remains, and there is one row
 BEGIN;
 SELECT status FROM idempotency.claim('expiry', 'replaced', '{"old": true}', '1 us');
-SELECT idempotency.fail('expiry', 'replaced', 'old answer', '{"old": true}');
+SELECT idempotency.fail('expiry', 'replaced', 'old answer', '{"old": true}') IS NOT NULL AS fail;
 COMMIT;
 BEGIN;
 SELECT clock_timestamp() AS before_claim \gset
 SELECT * FROM idempotency.claim('expiry', 'replaced', '{"old": false}');
-SELECT idempotency.complete('expiry', 'replaced');
+SELECT idempotency.complete('expiry', 'replaced') IS NOT NULL AS complete;
 COMMIT;
 SELECT status, response, meta, created_at >= :'before_claim' AS created_anew FROM idempotency.lookup('expiry', 'replaced');
 SELECT status FROM idempotency.claim('expiry', 'replaced', '{"old": true}');
@@ -50,7 +50,7 @@ SELECT status FROM idempotency.claim('expiry', 'from completion');
 SELECT idempotency.release('expiry', 'from completion');
 SELECT status FROM idempotency.claim('expiry', 'from completion', ttl => '1 hour');
 SELECT clock_timestamp() AS before_completion \gset
-SELECT idempotency.complete('expiry', 'from completion');
+SELECT idempotency.complete('expiry', 'from completion') IS NOT NULL AS complete;
 SELECT expires_at >= :'before_completion'::timestamptz + '1 hour' AS ttl_from_completion,
        expires_at < clock_timestamp() + '1 hour' AS not_more,
        created_at <= :'before_completion' AS created_at_claim
@@ -64,13 +64,22 @@ SELECT status FROM idempotency.claim('expiry', 'from completion');
 SELECT idempotency.once('expiry', 'months', '1 month 1 day');
 SELECT expires_at - created_at BETWEEN '29 days' AND '33 days' AS right FROM idempotency.lookup('expiry', 'months');
 
+-- complete and fail say until when, and may have a ttl of their own
+BEGIN;
+SELECT k, status FROM unnest('{own,short,long}'::text[]) k, LATERAL idempotency.claim('expiry', k, ttl => '1 h');
+SELECT idempotency.complete('expiry', 'own', 'x') AS own, idempotency.fail('expiry', 'short', 'x', ttl => '1 min') AS short,
+       idempotency.complete('expiry', 'long', 'x', ttl => '2 h') AS long \gset
+COMMIT;
+SELECT key, expires_at = until AS stored, round(extract(epoch FROM expires_at - created_at)) AS seconds
+FROM (VALUES ('own', :'own'::timestamptz), ('short', :'short'), ('long', :'long')) v (key, until), LATERAL idempotency.lookup('expiry', key);
+
 -- the expired row goes away between the claim and its answer
 SELECT idempotency.once('expiry', 'vanishing', '1 us');
 RESET SESSION AUTHORIZATION;
 BEGIN;
 SELECT status FROM idempotency.claim('expiry', 'vanishing');
 DELETE FROM idempotency.keys WHERE scope = 'expiry' AND key = 'vanishing';
-SELECT idempotency.complete('expiry', 'vanishing', 'stored');
+SELECT idempotency.complete('expiry', 'vanishing', 'stored') IS NOT NULL AS complete;
 COMMIT;
 SELECT status, response FROM idempotency.claim('expiry', 'vanishing');
 SELECT idempotency.forget('expiry', 'vanishing'), idempotency.forget('expiry', 'vanishing') AS again;

@@ -12,7 +12,7 @@ SELECT count(idempotency.once('short', i::text, '1 us')) FROM generate_series(1,
 SELECT count(idempotency.once('long', i::text)) FROM generate_series(1, 10) i;
 BEGIN;
 SELECT status FROM idempotency.claim('short', 'failed', ttl => '1 us');
-SELECT idempotency.fail('short', 'failed', 'reason');
+SELECT idempotency.fail('short', 'failed', 'reason') IS NOT NULL AS fail;
 COMMIT;
 SELECT status FROM idempotency.lease('short', 'forgotten', '0', ttl => '1 us');
 SELECT status FROM idempotency.lease('long', 'lapsed', '0');
@@ -33,7 +33,7 @@ SELECT idempotency.once('again', 'k', '1 us');
 BEGIN;
 SELECT status FROM idempotency.claim('again', 'k');
 SELECT idempotency.purge();
-SELECT idempotency.complete('again', 'k', 'anew');
+SELECT idempotency.complete('again', 'k', 'anew') IS NOT NULL AS complete;
 SELECT idempotency.purge();
 COMMIT;
 SELECT response FROM idempotency.lookup('again', 'k');

@@ -17,7 +17,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 BEGIN;
 SELECT status FROM idempotency.claim('readonly', 'done', '1');
-SELECT idempotency.complete('readonly', 'done', 'answer');
+SELECT idempotency.complete('readonly', 'done', 'answer') IS NOT NULL AS complete;
 COMMIT;
 SELECT idempotency.once('readonly', 'expired', '1 us');
 

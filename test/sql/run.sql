@@ -69,14 +69,55 @@ CREATE FUNCTION r_strict(jsonb) RETURNS text STRICT LANGUAGE plpgsql AS $$ BEGIN
 \pset null '(null)'
 SELECT proname, status, replayed, left(response, 60) AS response, length(response) AS length, meta
 FROM (SELECT proname::text FROM pg_proc WHERE proname LIKE 'r\_%' AND pronamespace = 'regress_app'::regnamespace ORDER BY proname COLLATE "C" OFFSET 0) AS p,
-     LATERAL idempotency.run('results', proname, proname, NULLIF('null', 'null')::jsonb);
+     LATERAL idempotency.run('results', proname, proname, CASE WHEN proname = 'r_strict' THEN 'null'::jsonb END);
 SELECT count(*) AS strict_was_called FROM called WHERE request = '"strict"';
 -- replayed, each the same
 SELECT count(*) AS same
 FROM pg_proc, LATERAL idempotency.run('results', proname::text, proname::text) AS again, LATERAL idempotency.lookup('results', proname::text) AS l
 WHERE proname LIKE 'r\_%' AND pronamespace = 'regress_app'::regnamespace
   AND again.replayed AND again.response IS NOT DISTINCT FROM l.response;
+-- without a request a STRICT function would not be called, and nothing but a NULL be stored
+SELECT * FROM idempotency.run('results', 'strict', 'r_strict');
+SELECT status FROM idempotency.lookup('results', 'strict');
 SELECT * FROM idempotency.run('results', 'strict', 'r_strict', 'null');
+
+-- idempotency.answer: meta is stored beside the response
+CREATE FUNCTION a_sql(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$ SELECT 'made', '{"code": 201}'::jsonb $$;
+CREATE FUNCTION a_plpgsql(jsonb) RETURNS idempotency.answer LANGUAGE plpgsql AS $$
+DECLARE
+  a idempotency.answer;
+BEGIN
+  a.response := repeat('long ', 100000);
+  a.meta := jsonb_build_object('code', 200, 'header', repeat('x', 100000));
+  RETURN a;
+END $$;
+CREATE FUNCTION a_out(request jsonb, OUT response text, OUT meta jsonb) LANGUAGE sql AS $$ SELECT 'no answer', '{}'::jsonb $$;
+CREATE FUNCTION a_null(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$ SELECT NULL::idempotency.answer $$;
+CREATE FUNCTION a_nulls(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$ SELECT NULL::text, NULL::jsonb $$;
+CREATE FUNCTION a_meta(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$ SELECT NULL::text, '{"code": 204}'::jsonb $$;
+CREATE FUNCTION a_array(jsonb) RETURNS idempotency.answer[] LANGUAGE sql AS $$ SELECT ARRAY[('r', '1')::idempotency.answer] $$;
+CREATE TYPE answer AS (response text, meta jsonb);
+CREATE FUNCTION a_look_alike(jsonb) RETURNS answer LANGUAGE sql AS $$ SELECT 'mine', '{"code": 1}'::jsonb $$;
+SELECT again, proname, status, replayed, left(response, 40) AS response, length(response) AS length, left(meta::text, 40) AS meta
+FROM generate_series(1, 2) AS again,
+     (SELECT proname::text FROM pg_proc WHERE proname LIKE 'a\_%' AND pronamespace = 'regress_app'::regnamespace ORDER BY proname COLLATE "C" OFFSET 0) AS p,
+     LATERAL idempotency.run('answers', proname, proname) AS r ORDER BY again, proname COLLATE "C";
+-- complete() stores a row as JSON, whatever its type
+BEGIN;
+SELECT status, idempotency.complete('answers', 'row', ROW('r', '{}')::idempotency.answer) > now() AS complete FROM idempotency.claim('answers', 'row');
+COMMIT;
+SELECT response, meta FROM idempotency.lookup('answers', 'row');
+
+-- what a recorded error says
+CREATE TABLE limited (id integer PRIMARY KEY, amount integer CONSTRAINT positive CHECK (amount > 0));
+CREATE FUNCTION e_check(jsonb) RETURNS text LANGUAGE sql AS $$ INSERT INTO limited VALUES (1, -1) RETURNING '' $$;
+CREATE FUNCTION e_unique(jsonb) RETURNS text LANGUAGE sql AS $$ INSERT INTO limited VALUES (1, 1), (1, 1) RETURNING '' $$;
+CREATE FUNCTION e_raise(jsonb) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE 'no "money"' USING DETAIL = 'Balance is 3.', HINT = E'Pay \\ in.', CONSTRAINT = 'balance';
+END $$;
+CREATE FUNCTION e_bare(jsonb) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE ''; END $$;
+SELECT status, jsonb_pretty(meta) FROM unnest('{e_check,e_unique,e_raise,e_bare}'::text[]) AS f, LATERAL idempotency.run('errors', f, f, record_errors => true);
 SELECT * FROM idempotency.run('results', 'jsonb', 'r_jsonb', '{"a": [1, null]}');
 SELECT * FROM idempotency.run('results', 'internal language', 'jsonb_typeof', '[]');
 \pset null ''
@@ -201,7 +242,7 @@ SELECT status IS NULL AS unknown FROM idempotency.lookup('own', 'leave other');
 BEGIN;
 SELECT status FROM idempotency.claim('own', 'outer');
 SELECT * FROM idempotency.run('own', 'outer', 'whoami');
-SELECT idempotency.complete('own', 'outer', 'by the caller');
+SELECT idempotency.complete('own', 'outer', 'by the caller') IS NOT NULL AS complete;
 SELECT * FROM idempotency.run('own', 'outer', 'whoami');
 COMMIT;
 
