@@ -985,7 +985,7 @@ BEGIN ATOMIC
   LEFT JOIN shown s ON s.scope = c.scope
   GROUP BY 1, 2;
 END;
-COMMENT ON FUNCTION idempotency.key_stats(text, integer) IS 'admin: keys by status and by scope, by prefix (the part of the scope before the first colon) or in total; the max (NULL: all) with most rows, the others together (scope NULL); expired: and not purged yet; estimate: extrapolated from a sample of a large table; errors: 22004, 22023, 2201W negative max';
+COMMENT ON FUNCTION idempotency.key_stats(text, integer) IS 'admin: keys by status and by scope, by prefix (up to the first colon) or in total; the max (NULL: all) with most rows, the others together; expired: not purged yet; estimate: from a sample; errors: 22004, 22023, 2201W';
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_stats('prefix', 100)),
