@@ -83,7 +83,7 @@ idempotency_rotate_token_key(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("retire must not be null"),
-				 errhint("true after a leak, else leave it out.")));
+				 errhint("Give true if a token key was disclosed, else leave it out.")));
 	ik_refuse_to_write("idempotency.rotate_token_key()");
 	ik_random_bytes(&id, sizeof(id));
 	ik_random_bytes(VARDATA(secret), SIGNING_SECRET_SIZE);
