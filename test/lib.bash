@@ -106,10 +106,15 @@ need_postgres() {
 
 # What the suites take beside that.
 need_suites() {
+	local package
 	need libipc-run-perl perl -MIPC::Run -e1
 	if grep -qs pgbouncer "$root"/t/*.pl; then
 		need pgbouncer test -x "$(PATH=$PATH:/usr/sbin command -v pgbouncer)"
 	fi
+	# what these are for is left out without them
+	((EUID != 0)) || for package in redis-server python3-redis python3-psycopg; do
+		want "$package" dpkg -s "$package"
+	done
 	# for most of Debian's own PostgreSQL; elsewhere its test is left out
 	if ((EUID == 0)) && [[ $PG_CONFIG == /usr/lib/postgresql/* ]]; then
 		want "postgresql-$PG_MAJOR-cron" test -e "$("$PG_CONFIG" --pkglibdir)/pg_cron.so"
