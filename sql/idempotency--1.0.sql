@@ -473,7 +473,7 @@ CREATE FUNCTION idempotency.attach_version(
   version_column name
 ) RETURNS name
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_attach_version';
-COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, from whatever client, in a bigint NOT NULL column of a table that you own; returns the name of its trigger; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01, 42P16';
+COMMENT ON FUNCTION idempotency.attach_version(regclass, name) IS 'counts the updates of each row, by any client, in a bigint NOT NULL column of a table that you own; returns the name of its trigger; errors: 0A000, 22004, 39P01, 42501, 42703, 42710, 42804, 42P01, 42P16';
 
 CREATE FUNCTION idempotency.detach_version(
   rel            regclass,
@@ -1248,7 +1248,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION idempotency.grant_admin(name) IS 'grant_usage, and what an operator calls: the administrative functions and the views; errors: 22004 NULL, 42601 empty, 42704 unknown role';
 
--- Nothing for PUBLIC, whatever the default privileges are.
+-- Nothing for PUBLIC, even where default privileges would give it.
 REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;

@@ -4,7 +4,7 @@
  *		The lock of a key, and waiting for rivals.
  *
  * Every key has a transaction-level heavyweight lock on a 64-bit hash of
- * (scope, key).  Whoever claims a key or changes its row holds it meanwhile,
+ * (scope, key).  A call that claims a key or changes its row holds it meanwhile,
  * so a rival is answered at once or waits in PostgreSQL's own queue, with
  * deadlock detection, lock_timeout and cancellation as everywhere.  The locks
  * make the answer fast and polite; the judge is the unique index.

@@ -4,7 +4,7 @@
  *		Which objects are ours, and in whose name their tables are written.
  *
  * They are found by name, and a name can come to mean something else: once the
- * schema or a table of ours was renamed, whoever may create another of that
+ * schema or a table of ours was renamed, a role that may create another of that
  * name could have us write into it, and run what is on it.  So an object is
  * ours only if it belongs to the extension.
  *
@@ -13,7 +13,7 @@
  *
  * Whose code can run inside our functions, and as whom?
  *
- *		keys, leases, tokens, events, and whatever purge removes: PostgreSQL's
+ *		keys, leases, tokens, events, and the rows that purge removes: PostgreSQL's
  *		alone.  row.c goes past the executor and refuses a table with
  *		triggers, rules, row security, checks or domains, and every index with
  *		a function, an operator class or a type that is not built in.
@@ -61,7 +61,7 @@ ik_own_relation(const char *name)
 
 /*
  * The OID of one of our trigger functions; 55000.  Not by name resolution:
- * whoever writes to a guarded table needs no right on our schema.
+ * a role that writes to a guarded table needs no right on our schema.
  */
 Oid
 ik_trigger_function(const char *name)

@@ -175,7 +175,7 @@ ik_read_row(RowAccess *row)
 					SnapshotSelf : GetTransactionSnapshot());
 }
 
-/* The same of what is committed by now, whatever the isolation level. */
+/* The same of what is committed by now, at every isolation level. */
 bool
 ik_read_newest_row(RowAccess *row)
 {
@@ -394,9 +394,9 @@ header(RowAccess *row)
 }
 
 /*
- * Maintain every index of the table, whoever made it; most rows go into that
+ * Maintain every index of the table, also those of others; most rows go into that
  * of the primary key alone.  The unique check is the last word, and it should
- * have nothing to say: whoever writes a row has looked under the lock.
+ * have nothing to say: every writer has looked under the lock.
  */
 static void
 write_index_entries(RowAccess *row, TupleTableSlot *slot, bool update,

@@ -412,7 +412,7 @@ is_index(Relation index, const OwnIndex *what)
 
 /*
  * Whose code can run when a row is indexed?  What an index calls runs as our
- * caller: as whoever claims a key, or as the superuser whose worker purges.
+ * caller: as the role that claims a key, or as the superuser whose worker purges.
  * So it is PostgreSQL's alone: operator classes, types, and every function in
  * an expression or a predicate.
  */
