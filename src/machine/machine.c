@@ -291,7 +291,7 @@ load_machine(const char *name)
 {
 	Relation	rel = table_open(machines_relid, AccessShareLock);
 	TupleDesc	desc = RelationGetDescr(rel);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(ik_latest_snapshot());
 	MemoryContext context;
 	Machine    *machine = NULL;
 	SysScanDesc scan;

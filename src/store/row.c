@@ -179,7 +179,18 @@ ik_read_row(RowAccess *row)
 bool
 ik_read_newest_row(RowAccess *row)
 {
-	return read_row(row, GetLatestSnapshot());
+	return read_row(row, ik_latest_snapshot());
+}
+
+/*
+ * What is committed by now, whatever the isolation level; but PostgreSQL takes
+ * no such snapshot for a query that has parallel workers, whose leader calls
+ * lookup: there it is the statement's.
+ */
+Snapshot
+ik_latest_snapshot(void)
+{
+	return IsInParallelMode() ? GetTransactionSnapshot() : GetLatestSnapshot();
 }
 
 /* The open transaction that is writing the row, ours included, or none. */

@@ -57,7 +57,7 @@ ik_each_row(Relation rel, void (*see) (TupleTableSlot *slot, void *arg),
 			void *arg)
 {
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(ik_latest_snapshot());
 	TableScanDesc scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL,
 											   true, false);
 

@@ -15,6 +15,7 @@
 #include "storage/block.h"
 #include "storage/lockdefs.h"
 #include "utils/rel.h"
+#include "utils/snapshot.h"
 
 /*
  * The columns of our tables, from 0; tables.c has their names and types.
@@ -230,6 +231,7 @@ extern void ik_unlock_row(RowAccess *row);
 extern bool ik_read_row(RowAccess *row);
 extern TransactionId ik_row_writer(RowAccess *row);
 extern bool ik_read_newest_row(RowAccess *row);
+extern Snapshot ik_latest_snapshot(void);
 extern bool ik_row_is_ours(RowAccess *row);
 extern void ik_check_row_visible(RowAccess *row);
 extern void ik_insert_row(RowAccess *row, Datum *values, bool *nulls);

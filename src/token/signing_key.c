@@ -197,7 +197,7 @@ load_keys(void)
 	/* SnapshotAny and a check of our own, since that takes no predicate lock */
 	rel = ik_open_table(&ik_token_keys, AccessShareLock);
 	loaded_changes = ik_table_changes(&ik_token_keys);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(ik_latest_snapshot());
 	slot = table_slot_create(rel, NULL);
 	scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL, true, false);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))

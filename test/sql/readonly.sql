@@ -95,6 +95,13 @@ SELECT count(*) FROM rows WHERE lying_lookup(i) = 'answer';
 RESET SESSION AUTHORIZATION;
 SELECT count(*) AS written FROM idempotency.keys WHERE scope = 'parallel' OR (scope, key) = ('readonly', 'new');
 
+-- the first call of a session, by the leader of a parallel query
+\c
+SET parallel_setup_cost = 0;
+SET parallel_tuple_cost = 0;
+SET min_parallel_table_scan_size = 0;
+SELECT i, (idempotency.lookup('readonly', 'done')).response FROM regress_app.rows WHERE i < 3 ORDER BY i;
+
 SET client_min_messages = warning;
 TRUNCATE idempotency.keys;
 SELECT idempotency.revoke_usage('regress_app');
