@@ -873,6 +873,10 @@ CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
        server_locks AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks),
        in_hand AS MATERIALIZED (SELECT * FROM idempotency.keys_in_hand()),
+       leases AS MATERIALIZED (
+         SELECT k.scope, k.key, k.fence, k.deadline, k.attempt, idempotency.lock_hash(k.scope, k.key) AS lock_hash
+         FROM idempotency.leased_keys() k
+         WHERE k.expires_at > pg_catalog.clock_timestamp()),
        waiting AS MATERIALIZED (
          SELECT l.lock_hash, array_agg(l.pid) AS pids, min(h.scope) AS scope, min(h.key) AS key
          FROM locks l
@@ -893,11 +897,9 @@ CREATE VIEW idempotency.in_flight AS
          NULL::integer AS pid, NULL::text AS prepared_gid,
          '2000-01-01 00:00:00+00'::timestamptz + k.fence * interval '1 microsecond' AS since,
          w.pids AS waiting_pids,
-         h.lock_hash
-  FROM idempotency.leased_keys() k
-  CROSS JOIN LATERAL (SELECT idempotency.lock_hash(k.scope, k.key) AS lock_hash) h
+         k.lock_hash
+  FROM leases k
   LEFT JOIN waiting w USING (lock_hash)
-  WHERE k.expires_at > pg_catalog.clock_timestamp()
   UNION ALL
   -- at work: it has the lock
   SELECT 'transaction', coalesce(h.scope, w.scope), coalesce(h.key, w.key), NULL, NULL, NULL, NULL,
@@ -909,7 +911,8 @@ CREATE VIEW idempotency.in_flight AS
   LEFT JOIN waiting w ON w.lock_hash = l.lock_hash
   WHERE l.granted
   UNION ALL
-  -- its answer is stored, or its lease granted, and it has not ended
+  -- its answer is stored, or its lease granted, and it has not ended; its own
+  -- lease it sees above
   SELECT 'transaction', h.scope, h.key, NULL, NULL, NULL, NULL,
          h.pid, NULL, h.since,
          w.pids,
@@ -919,6 +922,7 @@ CREATE VIEW idempotency.in_flight AS
   WHERE NOT h.waiting
     AND NOT EXISTS (
       SELECT FROM locks l WHERE l.granted AND l.pid = h.pid AND l.lock_hash = h.lock_hash)
+    AND NOT (h.pid = pg_catalog.pg_backend_pid() AND h.lock_hash IN (SELECT lock_hash FROM leases))
   UNION ALL
   -- the same where nothing tells but locks
   SELECT 'transaction', w.scope, w.key, NULL, NULL, NULL, NULL,

@@ -18,6 +18,7 @@ $node->append_conf(
 	'postgresql.conf', q{
 shared_preload_libraries = 'idempotency'
 idempotency.purge_interval = '1 s'
+idempotency.log_purge = on
 autovacuum = off	# the test counts transaction ids
 default_transaction_isolation = 'serializable'
 default_transaction_read_only = on
@@ -74,6 +75,10 @@ my $before = sql('postgres', $xids);
 configure('idempotency.purge_databases', q{'one, "T w,""o", nosuch, ""'});
 ok($node->poll_query_until('one', $empty), 'purged');
 ok($node->poll_query_until($odd, $empty), 'purged, by a quoted name');
+my $round = 'SELECT outcome FROM idempotency.purge_rounds';
+ok($node->poll_query_until($odd, "$round WHERE ended >= started AND error IS NULL", 'finished'), 'the view tells how the round ended');
+like(slurp_file($node->logfile), qr/LOG: +purge of database "one" finished: 3000 rows removed in \d+ ms/, 'and the log, when asked');
+is(sql('one', q{SELECT calls FROM idempotency.activity WHERE function = 'purge' AND outcome = 'keys'}), 3000, 'the rows are counted');
 cmp_ok(sql('postgres', $xids) - $before, '>=', 2 * 3000 / 500,
 	'500 rows to a transaction at the most');
 is(sql('Three', 'SELECT count(*) FROM idempotency.keys'),
@@ -151,6 +156,7 @@ ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $worker AND pid <> $
 sql('Three', $fill);
 ok($node->poll_query_until('Three', $empty), 'the databases after the locked one are purged');
 like(slurp_file($node->logfile), qr/ERROR: .*lock timeout\n.*CONTEXT: (?:.*\n\t)*.*"one"/, 'and the log tells which one it was');
+ok($node->poll_query_until('one', "$round WHERE error ~ 'lock timeout' AND rows = 0", 'failed'), 'so does the view');
 
 # the launcher is terminated: its worker goes with it, and another launcher comes
 my $begun = "$worker AND clock_timestamp() - xact_start < interval '2 s'";
@@ -158,6 +164,7 @@ ok($node->poll_query_until('postgres', "SELECT count(*) = 1 $begun"), 'a worker 
 my $second = sql('postgres', "SELECT pid $worker");
 my $launched = sql('postgres', "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'");
 is(sql('postgres', "SELECT pg_terminate_backend($launched)"), 't', 'the launcher is terminated');
+ok($node->poll_query_until('one', "$round WHERE ended >= started", 'terminated'), 'with its worker, as the view tells');
 ok( $node->poll_query_until('postgres',
 		"SELECT count(*) FILTER (WHERE pid IN ($second, $launched)) = 0 AND count(*) FILTER (WHERE backend_type = 'idempotency purge launcher') = 1 FROM pg_stat_activity"),
 	'it comes back');

@@ -21,6 +21,7 @@
  */
 #include "key/key.h"
 
+#include "port/pg_bswap.h"
 #include "utils/numeric.h"
 
 /* what is in the bytea */

@@ -27,7 +27,6 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "common/pg_prng.h"
-#include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/memutils.h"
@@ -185,7 +184,6 @@ ik_remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
 	bool		keep_lock = false;
 	bool		removed = false;
 
-	CheckCmdReplicaIdentity(rel, CMD_DELETE);
 	if (!ik_try_lock(hash))
 		return false;
 	if (what->prepare == NULL || what->prepare(slot, &keep_lock))
