@@ -67,7 +67,7 @@ for my $database ('one', $odd, 'Three')
 
 # nothing is purged as long as nothing is named; then what is, and no more
 ok( $node->poll_query_until('postgres',
-		"SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'"),
+		"SELECT wait_event_type = 'Extension' AND wait_event = CASE WHEN current_setting('server_version_num')::int >= 170000 THEN 'IdempotencyPurgeInterval' ELSE 'Extension' END FROM pg_stat_activity WHERE backend_type = 'idempotency purge launcher'"),
 	'the launcher waits');
 cmp_ok(ticks(), '<', 20, 'and sleeps meanwhile');
 my $xids = "SELECT pg_snapshot_xmax(pg_current_snapshot())";

@@ -68,6 +68,13 @@
 					   wait, failure, false)
 #endif
 
+/* 17 lets an extension name what it waits for */
+#if PG_VERSION_NUM >= 170000
+#define compat_wait_event(name) WaitEventExtensionNew(name)
+#else
+#define compat_wait_event(name) PG_WAIT_EXTENSION
+#endif
+
 /* the number of a backend's PGPROC */
 #if PG_VERSION_NUM < 170000
 #define MyProcNumber (MyProc->pgprocno)

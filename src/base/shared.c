@@ -204,8 +204,8 @@ attach_segment(void)
 		error = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
-		problem = error->message ? error->message :
-			"the server has no shared memory";
+		problem = psprintf("no shared memory could be had, or another version of the library has made it, which goes with a restart: %s",
+						   error->message ? error->message : "");
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);

@@ -34,11 +34,13 @@
 #include "nodes/nodeFuncs.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
+static void name_wait(void *arg);
 static bool wrote_row(RowAccess *row);
 static bool read_row(RowAccess *row, Snapshot snapshot);
 static IndexScanDesc begin_scan(RowAccess *row, Snapshot snapshot);
@@ -116,14 +118,22 @@ ik_look_at_row(RowAccess *row)
 bool
 ik_wait_for_row(RowAccess *row, TimestampTz give_up)
 {
-	bool		named = row->table == &ik_keys; /* scope and key may be shown */
+	bool		named = row->table == &ik_keys;
 	bool		done;
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = name_wait,
+		.arg = row
+	};
 
 	if (TIMESTAMP_IS_NOBEGIN(give_up))
 	{
 		ik_unlock_row(row);
 		return false;
 	}
+	/* a key may be shown: to operators, and in what log_lock_waits writes */
+	if (named)
+		error_context_stack = &context;
 	ik_begin_wait(row->lock_hash,
 				  named ? DatumGetTextPP(row->key[1]) : NULL,
 				  named ? DatumGetTextPP(row->key[0]) : NULL);
@@ -136,7 +146,19 @@ ik_wait_for_row(RowAccess *row, TimestampTz give_up)
 	else
 		done = row->locked = ik_wait_for_lock(row->lock_hash, give_up);
 	ik_end_wait();
+	error_context_stack = context.previous;
 	return done;
+}
+
+/* What a message of the server's about a lock is about. */
+static void
+name_wait(void *arg)
+{
+	RowAccess  *row = arg;
+
+	errcontext("waiting for key \"%s\" in scope \"%s\"",
+			   TextDatumGetCString(row->key[0]),
+			   TextDatumGetCString(row->key[1]));
 }
 
 /*

@@ -44,7 +44,7 @@ PGDLLEXPORT void idempotency_worker_main(Datum arg);
 static void sweep_database(void);
 static void start_round(void);
 static void run_worker(const char *database);
-static void nap(int events, long timeout);
+static void nap(int events, long timeout, uint32 wait_event);
 static bool database_is_wanted(void);
 static void name_database(void *arg);
 static void begin_report(void);
@@ -80,6 +80,7 @@ void
 idempotency_launcher_main(Datum arg)
 {
 	TimestampTz next_round = GetCurrentTimestamp();
+	uint32		wait_event = compat_wait_event("IdempotencyPurgeInterval");
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
@@ -114,7 +115,7 @@ idempotency_launcher_main(Datum arg)
 			timeout = TimestampDifferenceMilliseconds(now, next_round);
 			events |= WL_TIMEOUT;
 		}
-		nap(events, timeout);
+		nap(events, timeout, wait_event);
 	}
 	proc_exit(1);
 }
@@ -284,7 +285,8 @@ run_worker(const char *database)
 
 		if (GetBackgroundWorkerPid(handle, &pid) == BGWH_STOPPED)
 			break;
-		nap(WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1);
+		nap(WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1,
+			compat_wait_event("IdempotencyPurgeWorker"));
 	}
 	if (ShutdownRequestPending)
 		TerminateBackgroundWorker(handle);
@@ -293,9 +295,9 @@ run_worker(const char *database)
 
 /* Wait, and serve interrupts: DROP DATABASE waits for everybody to do so. */
 static void
-nap(int events, long timeout)
+nap(int events, long timeout, uint32 wait_event)
 {
-	(void) WaitLatch(MyLatch, events, timeout, PG_WAIT_EXTENSION);
+	(void) WaitLatch(MyLatch, events, timeout, wait_event);
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
 }
