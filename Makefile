@@ -39,6 +39,7 @@ OBJS = \
 	src/machine/guard.o \
 	src/machine/history.o \
 	src/machine/machine.o \
+	src/machine/moving.o \
 	src/machine/transition.o \
 	src/upkeep/counts.o \
 	src/upkeep/find.o \

@@ -395,7 +395,7 @@ CREATE FUNCTION idempotency.transition(
   state_column name  DEFAULT NULL
 ) RETURNS idempotency.transition_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_transition';
-COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, for several columns an object; changes: more columns; state_column: if several; errors: IK003, IK005, IK007, 21000, 22004, 22023, 25006, 39P01, 40001, 42702, 42703, 42809, 42P01, 42P10, UPDATE''s';
+COMMENT ON FUNCTION idempotency.transition(regclass, text, text, text, jsonb, name) IS 'moves a row from from_state (NULL: any) along an edge; id: primary key, of several columns an object; changes: more columns; errors: IK003, IK005, IK007, 0A000, 21000, 22004, 22023, 25006, 39P01, 40001, 42702, 42703, 42809, 42P01, 42P10, UPDATE''s';
 
 CREATE FUNCTION idempotency.transition(
   rel          regclass,
@@ -434,7 +434,7 @@ CREATE FUNCTION idempotency.next_events(
   state_column name DEFAULT NULL
 ) RETURNS TABLE (event text, to_state text)
 LANGUAGE c STABLE ROWS 10 AS 'MODULE_PATHNAME', 'idempotency_next_events';
-COMMENT ON FUNCTION idempotency.next_events(regclass, text, name) IS 'the edges that lead from the row''s state, event NULL: that of a transition() only; no row: the caller sees none with this id, or its state is final; errors: IK007, 22004, 42702, 42703, 42809, 42P01, 42P10, SELECT''s';
+COMMENT ON FUNCTION idempotency.next_events(regclass, text, name) IS 'the edges that lead from the row''s state, event NULL: that of a transition() only; no row: the caller sees none with this id, or its state is final; errors: IK007, 0A000, 22004, 22023, 39P01, 42702, 42703, 42809, 42P01, 42P10, SELECT''s';
 
 CREATE FUNCTION idempotency.next_events(
   rel          regclass,
@@ -489,7 +489,7 @@ CREATE FUNCTION idempotency.update_if(
   changes jsonb
 ) RETURNS idempotency.update_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_update_if';
-COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: primary key, for several columns an object; changes: columns to set, NULL or {}: none; errors: IK007, 21000, 22003, 22004, 22023, 25006, 39P01, 40001, 42703, 42809, 42P01, 42P10, UPDATE''s';
+COMMENT ON FUNCTION idempotency.update_if(regclass, text, bigint, jsonb) IS 'updates a row that still has this version; id: primary key, for several columns an object; changes: columns to set, NULL or {}: none; errors: IK007, 0A000, 21000, 22003, 22004, 22023, 25006, 39P01, 40001, 42703, 42809, 42P01, 42P10, UPDATE''s';
 
 CREATE FUNCTION idempotency.update_if(
   rel     regclass,

@@ -21,41 +21,16 @@
  * cheaper ones, and whose names make them fire last; with history by AFTER
  * triggers, which also write it (history.c).  On a partitioned table AFTER INSERT is for
  * DELETE too: a row that moves to another partition fires DELETE there and
- * INSERT here, one after the other, and is judged as an UPDATE.
+ * INSERT here, one after the other, and is judged as an UPDATE (moving.c).
  *
  *-------------------------------------------------------------------------
  */
 #include "machine/machine.h"
 
-#include "access/htup_details.h"
 #include "access/sysattr.h"
-#include "access/xact.h"
 #include "commands/trigger.h"
 #include "utils/datum.h"
-#include "utils/memutils.h"
 #include "utils/snapmgr.h"
-
-/* a row on its way to another partition, between the two triggers */
-typedef struct MovingRow
-{
-	Oid			root;			/* of the partitioned table */
-	char	   *column;			/* whose state it is */
-	SubTransactionId subxact;
-	CommandId	command;
-	bool		isnull;
-	NameRef		state;			/* that it left with */
-	struct MovingRow *next;
-} MovingRow;
-
-static void forget_moving_rows(void *arg);
-
-/* in TopTransactionContext; forgotten when that is reset */
-static MovingRow *moving_rows = NULL;
-static MemoryContextCallback moving_rows_reset =
-{
-	.func = forget_moving_rows
-};
-static bool moving_rows_known = false;	/* is the callback registered? */
 
 PG_FUNCTION_INFO_V1(idempotency_guard_state);
 
@@ -67,12 +42,6 @@ static void judge_move(TriggerData *trigdata, const TableInfo *table,
 					   const Guard *guard, TupleTableSlot *slot,
 					   NameRef from, NameRef to);
 static const Move *asked_move(TriggerData *trigdata, const Guard *guard);
-static const char *state_column(TriggerData *trigdata, const Guard *guard);
-static NameRef slot_state(const Guard *guard, TupleTableSlot *slot);
-static void remember_moving_row(TriggerData *trigdata, const Guard *guard);
-static bool take_moving_row(TriggerData *trigdata, const Guard *guard,
-							NameRef *from);
-static HeapTupleHeader header_of(TupleTableSlot *slot);
 
 /* The trigger function; see the head of this file. */
 Datum
@@ -100,7 +69,7 @@ idempotency_guard_state(PG_FUNCTION_ARGS)
 				if (TRIGGER_FIRED_BY_INSERT(trigdata->tg_event))
 					guard_insert(trigdata, table, guard);
 				else
-					remember_moving_row(trigdata, guard);
+					ik_remember_moving_row(trigdata, table, guard);
 			}
 			else if (guard->history == (TRIGGER_FIRED_AFTER(trigdata->tg_event) != 0) &&
 					 !bms_is_member(guard->column - FirstLowInvalidHeapAttributeNumber,
@@ -117,12 +86,12 @@ static void
 guard_insert(TriggerData *trigdata, const TableInfo *table, const Guard *guard)
 {
 	TupleTableSlot *slot = trigdata->tg_trigslot;
-	NameRef		state = slot_state(guard, slot);
+	NameRef		state = ik_slot_state(guard, slot);
 	const Machine *machine;
 	NameRef		from;
 	int			index;
 
-	if (moving_rows != NULL && take_moving_row(trigdata, guard, &from))
+	if (ik_take_moving_row(trigdata, table, guard, &from))
 	{
 		judge_move(trigdata, table, guard, slot, from, state);
 		return;
@@ -158,8 +127,8 @@ guard_update(TriggerData *trigdata, const TableInfo *table, const Guard *guard)
 		(oldnull || datumIsEqual(old, new, attr->attbyval, attr->attlen)))
 		return;
 	judge_move(trigdata, table, guard, slot,
-			   slot_state(guard, trigdata->tg_trigslot),
-			   slot_state(guard, slot));
+			   ik_slot_state(guard, trigdata->tg_trigslot),
+			   ik_slot_state(guard, slot));
 }
 
 /*
@@ -230,21 +199,21 @@ asked_move(TriggerData *trigdata, const Guard *guard)
 
 	if (running == NULL || running->hooks != &ik_move_hooks ||
 		GetActiveSnapshot()->curcid != running->command ||
-		strcmp(ik_updated_column(running), state_column(trigdata, guard)) != 0)
+		strcmp(ik_updated_column(running), ik_state_column(trigdata->tg_relation, guard)) != 0)
 		return NULL;
 	return (const Move *) running;
 }
 
 /* The state column's name, which is the same in every partition. */
-static const char *
-state_column(TriggerData *trigdata, const Guard *guard)
+const char *
+ik_state_column(Relation rel, const Guard *guard)
 {
-	return NameStr(TupleDescAttr(RelationGetDescr(trigdata->tg_relation),
-								 guard->column - 1)->attname);
+	return NameStr(TupleDescAttr(RelationGetDescr(rel), guard->column - 1)->attname);
 }
 
-static NameRef
-slot_state(const Guard *guard, TupleTableSlot *slot)
+/* The state of a row; data is NULL for a null state. */
+NameRef
+ik_slot_state(const Guard *guard, TupleTableSlot *slot)
 {
 	bool		isnull;
 	Datum		state = slot_getattr(slot, guard->column, &isnull);
@@ -253,85 +222,4 @@ slot_state(const Guard *guard, TupleTableSlot *slot)
 	if (isnull)
 		return none;
 	return ik_state_name(guard->kind, state);
-}
-
-/*
- * DELETE in a partition: if the row moves to another one, keep its state for
- * the INSERT there, the very next event of this machine.
- */
-static void
-remember_moving_row(TriggerData *trigdata, const Guard *guard)
-{
-	HeapTupleHeader header = header_of(trigdata->tg_trigslot);
-	Oid			root;
-	NameRef		state;
-	MovingRow  *row;
-	MemoryContext old;
-
-	if (!HeapTupleHeaderIndicatesMovedPartitions(header))
-		return;
-
-	if (!moving_rows_known)
-		MemoryContextRegisterResetCallback(TopTransactionContext,
-										   &moving_rows_reset);
-	moving_rows_known = true;
-
-	root = ik_root_of(trigdata->tg_relation);
-	state = slot_state(guard, trigdata->tg_trigslot);
-	old = MemoryContextSwitchTo(TopTransactionContext);
-	row = palloc(sizeof(MovingRow));
-	row->state.len = state.len;
-	row->state.data = state.data ? pnstrdup(state.data, state.len) : NULL;
-	row->column = pstrdup(state_column(trigdata, guard));
-	row->root = root;
-	row->subxact = GetCurrentSubTransactionId();
-	row->command = HeapTupleHeaderGetCmax(header);
-	row->next = moving_rows;
-	moving_rows = row;
-	MemoryContextSwitchTo(old);
-}
-
-/* INSERT in a partition: did the row come from another one?  With what state? */
-static bool
-take_moving_row(TriggerData *trigdata, const Guard *guard, NameRef *from)
-{
-	CommandId	command = HeapTupleHeaderGetCmin(header_of(trigdata->tg_trigslot));
-	Oid			root = ik_root_of(trigdata->tg_relation);
-
-	for (MovingRow **link = &moving_rows; *link != NULL; link = &(*link)->next)
-	{
-		MovingRow  *row = *link;
-
-		if (row->root == root && row->command == command &&
-			row->subxact == GetCurrentSubTransactionId() &&
-			strcmp(row->column, state_column(trigdata, guard)) == 0)
-		{
-			*link = row->next;
-			*from = row->state;
-			if (from->data != NULL)
-			{
-				from->data = pnstrdup(row->state.data, row->state.len);
-				pfree(unconstify(char *, row->state.data));
-			}
-			pfree(row->column);
-			pfree(row);
-			return true;
-		}
-	}
-	return false;
-}
-
-static void
-forget_moving_rows(void *arg)
-{
-	moving_rows = NULL;
-	moving_rows_known = false;
-}
-
-static HeapTupleHeader
-header_of(TupleTableSlot *slot)
-{
-	bool		should_free;
-
-	return ExecFetchSlotHeapTuple(slot, false, &should_free)->t_data;
 }

@@ -20,6 +20,8 @@
 
 #include "nodes/bitmapset.h"
 
+struct TriggerData;
+
 /* the longest name of a machine, a state or an event, in bytes */
 #define MAX_NAME 256
 
@@ -92,5 +94,16 @@ extern Oid	ik_root_of(Relation rel);
 extern void ik_log_move(Relation rel, const TableInfo *table,
 						const Guard *guard, TupleTableSlot *slot,
 						NameRef from, NameRef to, NameRef event);
+
+/* guard.c: a row's state */
+extern const char *ik_state_column(Relation rel, const Guard *guard);
+extern NameRef ik_slot_state(const Guard *guard, TupleTableSlot *slot);
+
+/* moving.c: rows on their way from one partition to another */
+extern void ik_remember_moving_row(struct TriggerData *trigdata,
+								   const TableInfo *table, const Guard *guard);
+extern bool ik_take_moving_row(struct TriggerData *trigdata,
+							   const TableInfo *table, const Guard *guard,
+							   NameRef *from);
 
 #endif							/* IK_MACHINE_H */

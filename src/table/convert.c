@@ -14,6 +14,10 @@
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
+#include "utils/typcache.h"
+
+static void check_members(JsonbContainer *container, Oid type,
+						  const char *column);
 
 /*
  * Append "left = right" in SQL, both of the given type or of a domain over it,
@@ -50,7 +54,7 @@ ik_append_equality(StringInfo buf, const char *left, Oid equality,
  * Convert the members of an object to the types of the columns that bear their
  * names, exactly as jsonb_populate_record does, by its sibling that takes the
  * columns from the caller: so a column that was not given is not touched,
- * whatever its domain says about NULL.
+ * whatever its domain says about NULL.  Only that no member is left out.
  */
 void
 ik_from_json(Jsonb *object, TupleDesc columns, Datum *values,
@@ -71,12 +75,82 @@ ik_from_json(Jsonb *object, TupleDesc columns, Datum *values,
 	fcinfo->args[0].value = JsonbPGetDatum(object);
 	fcinfo->args[0].isnull = false;
 
+	for (int i = 0; i < columns->natts; i++)
+	{
+		const char *name = NameStr(TupleDescAttr(columns, i)->attname);
+		JsonbValue *member = getKeyJsonValueFromContainer(&object->root, name,
+														  strlen(name), NULL);
+
+		if (member != NULL && member->type == jbvBinary)
+			check_members(member->val.binary.data,
+						  TupleDescAttr(columns, i)->atttypid, name);
+	}
+
 	header = DatumGetHeapTupleHeader(FunctionCallInvoke(fcinfo));
 	tuple.t_len = HeapTupleHeaderGetDatumLength(header);
 	ItemPointerSetInvalid(&tuple.t_self);
 	tuple.t_tableOid = InvalidOid;
 	tuple.t_data = header;
 	heap_deform_tuple(&tuple, columns, values, isnull);
+}
+
+/*
+ * 22023 for a member of an object that its row type has no place for: it would
+ * be left out, and what was meant be null.
+ */
+static void
+check_members(JsonbContainer *container, Oid type, const char *column)
+{
+	Oid			base = getBaseType(type);
+	Oid			element = get_element_type(base);
+	TupleDesc	desc = NULL;
+	JsonbIterator *it;
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	Oid			of_value = InvalidOid;
+
+	if (OidIsValid(element) && JsonContainerIsArray(container))
+		of_value = element;
+	else if (base != RECORDOID && type_is_rowtype(base) &&
+			 JsonContainerIsObject(container))
+		desc = lookup_rowtype_tupdesc_copy(base, -1);
+	else
+		return;
+
+	it = JsonbIteratorInit(container);
+	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
+	{
+		if (token == WJB_KEY)
+		{
+			int			i;
+
+			for (i = 0; i < desc->natts; i++)
+			{
+				Form_pg_attribute attr = TupleDescAttr(desc, i);
+
+				if (!attr->attisdropped &&
+					strlen(NameStr(attr->attname)) == value.val.string.len &&
+					memcmp(NameStr(attr->attname), value.val.string.val,
+						   value.val.string.len) == 0)
+					break;
+			}
+			if (i == desc->natts)
+				ereport(ERROR,
+						(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						 errmsg("type %s of column \"%s\" has no attribute \"%.*s\"",
+								format_type_be(base), column,
+								value.val.string.len, value.val.string.val),
+						 errhint("The members of the object are named for the attributes of the type, in their case.")));
+			of_value = TupleDescAttr(desc, i)->atttypid;
+		}
+		else if ((token == WJB_VALUE || token == WJB_ELEM) &&
+				 value.type == jbvBinary)
+			/* an array of more dimensions nests, and has the same type */
+			check_members(value.val.binary.data,
+						  desc == NULL && JsonContainerIsArray(value.val.binary.data) ?
+						  base : of_value,
+						  column);
+	}
 }
 
 /* How values of a type hold a state; *base is the type below any domain. */

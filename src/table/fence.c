@@ -9,7 +9,8 @@
  *				its column list tells the fence column; refuses NULL, and a
  *				fence lower than the row's
  *		UPDATE ... guard_fence()
- *				refuses an UPDATE that does not assign the column
+ *				refuses an UPDATE that does not assign the column, unless a
+ *				foreign key runs it
  *
  * The column list follows a renamed column through dump and restore, which an
  * argument with its name would not.
@@ -19,9 +20,9 @@
 #include "table/table.h"
 
 #include "access/sysattr.h"
-#include "access/table.h"
 #include "commands/trigger.h"
-#include "utils/lsyscache.h"
+#include "miscadmin.h"
+#include "utils/rel.h"
 
 PG_FUNCTION_INFO_V1(idempotency_attach_fence);
 PG_FUNCTION_INFO_V1(idempotency_detach_fence);
@@ -29,6 +30,7 @@ PG_FUNCTION_INFO_V1(idempotency_guard_fence);
 
 static void check_fence(TriggerData *trigdata, AttrNumber column);
 static void check_assigned(TriggerData *trigdata, const TableInfo *table);
+static bool is_foreign_keys_own(TriggerData *trigdata);
 
 /* attach_fence(rel, fence_column): have every UPDATE assign this column. */
 Datum
@@ -97,7 +99,8 @@ check_assigned(TriggerData *trigdata, const TableInfo *table)
 {
 	Bitmapset  *unassigned;
 
-	if (bms_is_subset(table->fences, trigdata->tg_updatedcols))
+	if (bms_is_subset(table->fences, trigdata->tg_updatedcols) ||
+		is_foreign_keys_own(trigdata))
 		return;
 	unassigned = bms_difference(table->fences, trigdata->tg_updatedcols);
 	ereport(ERROR,
@@ -106,4 +109,38 @@ check_assigned(TriggerData *trigdata, const TableInfo *table)
 			 errhint("Set the fence column to the fence that lease() or acquire_lock() returned."),
 			 errtablecol(trigdata->tg_relation,
 						 bms_next_member(unassigned, -1) + FirstLowInvalidHeapAttributeNumber)));
+}
+
+/*
+ * Is it a foreign key's own UPDATE, as of ON DELETE SET NULL?  That is no work
+ * on the resource: a session that deletes the row which is referred to needs no
+ * fence.  Only PostgreSQL's foreign keys set this flag.  The table's triggers
+ * run under it too, so the UPDATE must set no more than a foreign key's columns.
+ */
+static bool
+is_foreign_keys_own(TriggerData *trigdata)
+{
+	Relation	rel = trigdata->tg_relation;
+	ListCell   *lc;
+
+	if (!InNoForceRLSOperation())
+		return false;
+	foreach(lc, RelationGetFKeyList(rel))
+	{
+		ForeignKeyCacheInfo *constraint = lfirst(lc);
+		Bitmapset  *others = bms_copy(trigdata->tg_updatedcols);
+		int			i;
+
+		for (i = 0; i < constraint->nkeys; i++)
+			others = bms_del_member(others,
+									constraint->conkey[i] - FirstLowInvalidHeapAttributeNumber);
+		/* what is generated from them is updated, too */
+		for (i = 0; i < RelationGetNumberOfAttributes(rel); i++)
+			if (TupleDescAttr(RelationGetDescr(rel), i)->attgenerated)
+				others = bms_del_member(others,
+										i + 1 - FirstLowInvalidHeapAttributeNumber);
+		if (bms_is_empty(others))
+			return true;
+	}
+	return false;
 }

@@ -77,7 +77,6 @@ typedef struct KeyColumn
 /* what we need to know about a table */
 typedef struct TableInfo
 {
-	bool		inherited;		/* has it children, other than partitions? */
 	int			nkeys;			/* 0: no primary key that we can use */
 	KeyColumn  *keys;
 	FmgrInfo	row_id;			/* makes the key's jsonb */
@@ -97,6 +96,8 @@ pg_noreturn extern void ik_no_such_table(Oid relid);
 extern Relation ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column);
 extern void ik_check_attachable(Relation rel, AttrNumber column,
 								GuardKind kind);
+extern void ik_refuse_children(Relation rel);
+pg_noreturn extern void ik_refuse_foreign(Relation rel);
 extern void ik_check_bigint(Relation rel, AttrNumber column);
 pg_noreturn extern void ik_refuse_table(const char *message, const char *hint);
 extern char *ik_quoted_name(Relation rel);

@@ -21,7 +21,6 @@
 #include "access/table.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
-#include "catalog/pg_inherits.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
@@ -152,12 +151,20 @@ ik_guard_of(const TableInfo *table, AttrNumber column)
 	return NULL;
 }
 
-/* 39P01 if the table has a trigger of that kind which is not as we make them. */
+/*
+ * 39P01 if the table has a trigger of that kind which is not as we make them,
+ * 0A000 for a partition that is a foreign table.
+ */
 void
 ik_check_guards(Relation rel, const TableInfo *table, GuardKind kind)
 {
-	if (table->misfits[kind] != NULL)
-		ik_refuse_trigger(kind, rel, table->misfits[kind]);
+	if (table->misfits[kind] == NULL)
+		return;
+	/* a partition that came after the attach has its triggers nevertheless */
+	if (rel->rd_rel->relkind == RELKIND_FOREIGN_TABLE &&
+		rel->rd_rel->relispartition)
+		ik_refuse_foreign(rel);
+	ik_refuse_trigger(kind, rel, table->misfits[kind]);
 }
 
 /*
@@ -214,10 +221,6 @@ read_table(Relation rel)
 	read_primary_key(rel, info);
 	if (info->nkeys > 0)
 		prepare_row_id(rel, info);
-	/* not has_subclass(): that is true until VACUUM once there was a child */
-	info->inherited = rel->rd_rel->relkind == RELKIND_RELATION &&
-		rel->rd_rel->relhassubclass &&
-		find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL;
 	return info;
 }
 

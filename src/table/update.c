@@ -38,6 +38,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -46,6 +47,7 @@
 #include "utils/inval.h"
 #include "utils/json.h"
 #include "utils/lsyscache.h"
+#include "utils/typcache.h"
 
 typedef enum PlanKind
 {
@@ -62,6 +64,9 @@ static void read_key(GuardedUpdate *update, Oid type, Datum id);
 static char *example_of_id(const GuardedUpdate *update);
 static Datum key_from_value(const KeyColumn *key, Oid type, Datum value);
 static Datum key_from_json(const KeyColumn *key, const JsonbValue *value);
+static Datum key_from_string(const KeyColumn *key, char *string);
+static Datum from_string(Oid type, char *string);
+pg_noreturn static void not_exact(const KeyColumn *key);
 static bool attempt(GuardedUpdate *update);
 static bool look(GuardedUpdate *update, PlanKind kind);
 static void execute(GuardedUpdate *update, PlanKind kind);
@@ -87,8 +92,9 @@ const char *const ik_update_outcomes[COUNTED_OUTCOMES] = {
 
 /*
  * Begin a guarded update with the table and the id in the first two arguments:
- * lock the table as an UPDATE does, and convert the id to its primary key.
- * 39P01 if a trigger of the kind that it relies on was made by hand.
+ * lock the table as an UPDATE does, or as a SELECT if the hooks only look, and
+ * convert the id to its primary key.  39P01 if a trigger of the kind that it
+ * relies on was made by hand.
  */
 void
 ik_open_update(GuardedUpdate *update, const UpdateHooks *hooks,
@@ -111,6 +117,7 @@ ik_open_update(GuardedUpdate *update, const UpdateHooks *hooks,
 	if (XactReadOnly && !hooks->looks &&
 		!RelationUsesLocalBuffers(update->rel))
 		read_only();
+	ik_refuse_children(update->rel);
 	/* The lock reads invalidations only if it is this transaction's first. */
 	AcceptInvalidationMessages();
 	update->table = ik_table_info(update->rel);
@@ -366,8 +373,10 @@ key_from_value(const KeyColumn *key, Oid type, Datum value)
 		getTypeOutputInfo(type, &output, &isvarlena);
 		string = OidOutputFunctionCall(output, value);
 	}
-	return InputFunctionCall(unconstify(FmgrInfo *, &key->input), string,
-							 key->ioparam, -1);
+	if ((key->type == TIMEOID || key->type == TIMETZOID) &&
+		(type == DATEOID || type == TIMESTAMPOID || type == TIMESTAMPTZOID))
+		not_exact(key);
+	return key_from_string(key, string);
 }
 
 /* A JSON scalar as a value of the key's type. */
@@ -398,8 +407,68 @@ key_from_json(const KeyColumn *key, const JsonbValue *value)
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("id must not contain an array or an object")));
 	}
-	return InputFunctionCall(unconstify(FmgrInfo *, &key->input), string,
-							 key->ioparam, -1);
+	return key_from_string(key, string);
+}
+
+/*
+ * A string as a value of the key's type.  Some types drop what they have no
+ * place for: the id of one row would become that of another.  So the string and
+ * the value are compared as a type that has the place.
+ */
+static Datum
+key_from_string(const KeyColumn *key, char *string)
+{
+	Datum		value = InputFunctionCall(unconstify(FmgrInfo *, &key->input),
+										  string, key->ioparam, -1);
+	Oid			wider;
+	Oid			output;
+	bool		isvarlena;
+	TypeCacheEntry *entry;
+
+	switch (key->type)
+	{
+		case DATEOID:			/* drops the time and the zone */
+		case TIMESTAMPOID:		/* drops the zone */
+			wider = TIMESTAMPTZOID;
+			break;
+		case FLOAT4OID:			/* round */
+		case FLOAT8OID:
+			wider = NUMERICOID;
+			break;
+		case NAMEOID:			/* truncate */
+		case CHAROID:
+			wider = TEXTOID;
+			break;
+		default:
+			return value;
+	}
+	getTypeOutputInfo(key->type, &output, &isvarlena);
+	entry = lookup_type_cache(wider, TYPECACHE_EQ_OPR_FINFO);
+	if (!DatumGetBool(FunctionCall2Coll(&entry->eq_opr_finfo, C_COLLATION_OID,
+										from_string(wider, string),
+										from_string(wider, OidOutputFunctionCall(output, value)))))
+		not_exact(key);
+	return value;
+}
+
+static Datum
+from_string(Oid type, char *string)
+{
+	Oid			input;
+	Oid			ioparam;
+
+	getTypeInputInfo(type, &input, &ioparam);
+	return OidInputFunctionCall(input, string, ioparam, -1);
+}
+
+static void
+not_exact(const KeyColumn *key)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("id is more than a value of type %s can hold",
+					format_type_be(key->type)),
+			 errhint("Give the id in the type of the primary key's column.")));
 }
 
 /* One UPDATE.  True: it updated the row, and the row is as it should be. */
@@ -415,7 +484,7 @@ attempt(GuardedUpdate *update)
 				(errcode(ERRCODE_CARDINALITY_VIOLATION),
 				 errmsg("more than one row of table \"%s\" has this id",
 						RelationGetRelationName(update->rel)),
-				 errhint("A primary key does not reach over tables that inherit from this one.")));
+				 errhint("Its primary key is deferred: two rows may share a key until the transaction ends.")));
 	if (SPI_processed == 0)
 		return false;
 	if (update->hooks->check_stored)

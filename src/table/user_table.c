@@ -109,11 +109,9 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 		ik_refuse_table(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
 						psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
 								 get_rel_name(llast_oid(get_partition_ancestors(relid)))));
-	/* not has_subclass(): that is true until VACUUM once there was a child */
-	children = find_all_inheritors(relid, NoLock, NULL);
-	if (rel->rd_rel->relkind == RELKIND_RELATION &&
-		(list_length(children) > 1 || has_superclass(relid)))
-		ik_refuse_table(psprintf("table \"%s\" has inheritance parents or children",
+	ik_refuse_children(rel);
+	if (has_superclass(relid))
+		ik_refuse_table(psprintf("table \"%s\" inherits from another",
 								 RelationGetRelationName(rel)),
 						"Use a partitioned table.");
 	for (int i = 0; rel->rd_rules != NULL && i < rel->rd_rules->numLocks; i++)
@@ -125,6 +123,7 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 		ik_refuse_table(psprintf("column \"%s\" is generated", NameStr(attr->attname)),
 						"Use a column that an UPDATE can set.");
 
+	children = find_all_inheritors(relid, NoLock, NULL);
 	foreach(lc, children)
 	{
 		Relation	part = table_open(lfirst_oid(lc), NoLock);
@@ -133,9 +132,7 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 		Bitmapset  *columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
 
 		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
-			ik_refuse_table(psprintf("partition \"%s\" is a foreign table",
-									 RelationGetRelationName(part)),
-							"Detach the partition: its server would not fire the triggers.");
+			ik_refuse_foreign(part);
 		if (part->rd_rel->relkind == RELKIND_PARTITIONED_TABLE &&
 			has_partition_attrs(part, columns, NULL))
 			ik_refuse_table(psprintf("column \"%s\" is in the partition key of table \"%s\"",
@@ -144,6 +141,32 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 							"Partition by a column that keeps its value.");
 		table_close(part, NoLock);
 	}
+}
+
+/*
+ * 0A000 for a table with inheritance children: an UPDATE reaches their rows, of
+ * which neither its triggers nor its primary key know.  They may come after the
+ * attach.
+ */
+void
+ik_refuse_children(Relation rel)
+{
+	/* relhassubclass is true until VACUUM once there was a child */
+	if (rel->rd_rel->relkind == RELKIND_RELATION &&
+		rel->rd_rel->relhassubclass &&
+		find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL)
+		ik_refuse_table(psprintf("table \"%s\" has inheritance children",
+								 RelationGetRelationName(rel)),
+						"Use a partitioned table.");
+}
+
+/* 0A000 for a partition whose rows are elsewhere. */
+void
+ik_refuse_foreign(Relation rel)
+{
+	ik_refuse_table(psprintf("partition \"%s\" is a foreign table",
+							 RelationGetRelationName(rel)),
+					"Detach the partition: its server would not fire the triggers.");
 }
 
 /* A version or a fence is a bigint; 42804. */

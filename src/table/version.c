@@ -114,8 +114,7 @@ idempotency_guard_version(PG_FUNCTION_ARGS)
 
 /*
  * update_if(rel, id, version, changes): update a row that still has this
- * version.  changes NULL or {}: only the version changes.  Errors: IK007 no
- * version column, 21000, 22004, 22023, 25006, 39P01, 40001, 42703, 42P10.
+ * version.  changes NULL or {}: only the version changes.
  */
 Datum
 idempotency_update_if(PG_FUNCTION_ARGS)

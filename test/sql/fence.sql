@@ -81,6 +81,28 @@ UPDATE part1 SET body = 'y', fence = 4;
 UPDATE parted SET body = 'y', fence = 6;
 SELECT * FROM parted ORDER BY id;
 
+-- a foreign key's own updates are no work on the resource
+CREATE TABLE author (id int PRIMARY KEY);
+CREATE TABLE book (id int PRIMARY KEY, author int REFERENCES author ON DELETE SET NULL ON UPDATE CASCADE, title text, fence bigint,
+  shelf int GENERATED ALWAYS AS (author % 10) STORED);
+CREATE TABLE leaflet (id int, author int REFERENCES author ON DELETE SET NULL, fence bigint) PARTITION BY RANGE (id);
+CREATE TABLE leaflet_1 (fence bigint, author int, id int);
+ALTER TABLE leaflet ATTACH PARTITION leaflet_1 FOR VALUES FROM (0) TO (10);
+INSERT INTO author VALUES (1), (2), (3);
+INSERT INTO book VALUES (1, 1, 'a', 5), (2, 2, 'b', 5), (3, 3, 'c', 5);
+INSERT INTO leaflet VALUES (1, 1, 5);
+SELECT idempotency.attach_fence('book', 'fence'), idempotency.attach_fence('leaflet', 'fence');
+DELETE FROM author WHERE id = 1;
+UPDATE author SET id = 12 WHERE id = 2;
+SELECT * FROM book ORDER BY id;
+SELECT * FROM leaflet;
+-- the same by hand is refused, and so is what a trigger does meanwhile
+UPDATE book SET author = NULL WHERE id = 2;
+CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE book SET title = 'zombie' WHERE id = 3; RETURN NULL; END $$;
+CREATE TRIGGER touch AFTER UPDATE OF author ON book FOR EACH ROW EXECUTE FUNCTION touch();
+DELETE FROM author WHERE id = 12;
+SELECT id, author, title FROM book ORDER BY id;
+
 -- bad input
 SELECT idempotency.attach_fence(NULL, 'fence');
 SELECT idempotency.attach_fence('job', NULL);

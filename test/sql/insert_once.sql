@@ -223,6 +223,8 @@ CREATE TABLE pattern (k text);
 CREATE UNIQUE INDEX pattern_k ON pattern (k text_pattern_ops DESC);
 SELECT idempotency.insert_once(NULL::pattern, '{"k": "a"}');
 SELECT idempotency.insert_once(NULL::pattern, '{"k": "a"}');
+-- an attribute that the type has no place for is not left out
+SELECT io.try($$SELECT idempotency.insert_once(NULL::image, '{"r": {"x": 1, "y": 2, "w": "a"}}')$$);
 -- polymorphic equality, of what is not quite the type that it is for
 CREATE DOMAIN shade AS colour;
 CREATE DOMAIN labels AS varchar(5)[];

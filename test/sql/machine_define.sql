@@ -46,6 +46,17 @@ SELECT idempotency.define_machine('md bad', '{"initial": "A", "transitions": {"A
 SELECT idempotency.define_machine('md bad', '{"initial": "A", "transitions": {"A": ["B"], "B": ["C"], "C": ["B", "D"]}}');
 SELECT idempotency.define_machine('md cyclic', '{"initial": "A", "transitions": {"A": ["B"], "B": ["C"], "C": ["B", "D"]}}', cyclic => true);
 SELECT idempotency.define_machine('md loop', '{"initial": "A", "transitions": {"A": ["A"]}}');
+-- the same again is nothing new
+SELECT idempotency.define_machine('md loop', '{"transitions": {"A": ["A"]}, "initial": "A"}');
+SELECT idempotency.define_machine('md loop', '{"initial": "A", "transitions": {"A": ["A"]}}', true);
+-- a long one takes no time
+SET statement_timeout = '5s';
+SELECT idempotency.define_machine('md long', jsonb_build_object('initial', 's1', 'transitions',
+  (SELECT jsonb_object_agg('s' || i, jsonb_build_array('s' || i + 1)) FROM generate_series(1, 8000) i)));
+SELECT idempotency.define_machine('md bad', jsonb_build_object('initial', 's1', 'transitions',
+  (SELECT jsonb_object_agg('s' || i, jsonb_build_array('s' || i % 8000 + 1)) FROM generate_series(1, 8000) i)));
+RESET statement_timeout;
+SELECT length(idempotency.drop_machine('md long')::text) > 100000 AS long;
 -- names
 SELECT idempotency.define_machine(NULL, '{}');
 SELECT idempotency.define_machine('', '{}');
@@ -67,6 +78,15 @@ ROLLBACK TO s;
 SELECT idempotency.machine_diagram('md cyclic') ~ 'X' AS x;
 ROLLBACK;
 SELECT idempotency.machine_diagram('md cyclic') ~ 'D' AS d;
+
+-- gone by TRUNCATE, in this session and by another role
+RESET ROLE;
+BEGIN;
+TRUNCATE idempotency.machines;
+SELECT idempotency.machine_diagram('md cyclic');
+ROLLBACK;
+SELECT idempotency.machine_diagram('md cyclic') ~ 'D' AS d;
+SET ROLE regress_machine_admin;
 
 -- trigger functions called by hand
 SELECT idempotency.guard_state();

@@ -71,6 +71,23 @@ BEGIN;
 UPDATE plain SET month = 3, n = 9 WHERE id = 4 AND month = 2;
 SELECT code($$INSERT INTO plain VALUES (40, 3, 'SENT')$$);
 ROLLBACK;
+-- nor for one that the same statement inserts; those that arrive are known
+CREATE TRIGGER s BEFORE INSERT ON logged FOR EACH ROW EXECUTE FUNCTION swallow();
+INSERT INTO plain SELECT i, 1, 'NEW' FROM generate_series(50, 54) i;
+INSERT INTO logged SELECT i, 1, 'NEW' FROM generate_series(50, 54) i;
+SELECT format(c, t) AS command, code(format(c, t)) FROM unnest(ARRAY['plain', 'logged']) t, unnest(ARRAY[
+  $$WITH u AS (UPDATE %1$s SET month = 3, n = 9 WHERE id = 50 RETURNING 1) INSERT INTO %1$s SELECT 60, 3, 'PAID' FROM (SELECT count(*) FROM u) c$$,
+  $$WITH u AS (UPDATE %1$s SET month = 3, n = 9 WHERE id = 50 RETURNING 1) INSERT INTO %1$s SELECT 61, 3, 'NEW' FROM (SELECT count(*) FROM u) c$$,
+  $$WITH u AS (UPDATE %1$s SET month = 3 WHERE id = 51 RETURNING 1) INSERT INTO %1$s SELECT 62, 3, 'PAID' FROM (SELECT count(*) FROM u) c$$,
+  $$WITH u AS (UPDATE %1$s SET month = 3, status = 'PAID' WHERE id = 51 RETURNING 1) INSERT INTO %1$s SELECT 63, 3, 'NEW' FROM (SELECT count(*) FROM u) c$$,
+  $$UPDATE %1$s SET month = month + 1, status = 'PAID', n = n + 1 WHERE id IN (52, 53)$$,
+  -- where a trigger may swallow it, a row that changes its key altogether is a new one
+  $$UPDATE %1$s SET id = 64, month = 2, status = 'PAID' WHERE id = 54$$,
+  $$UPDATE %1$s SET id = 64, month = 2 WHERE id = 54$$]) WITH ORDINALITY c (c, nr)
+ORDER BY t DESC, nr;
+SELECT tableoid::regclass, id, month, status, n FROM plain WHERE id BETWEEN 50 AND 69 ORDER BY id;
+SELECT tableoid::regclass, id, month, status, n FROM logged WHERE id BETWEEN 50 AND 69 ORDER BY id;
+DROP TRIGGER s ON logged;
 RESET ROLE;
 SELECT table_name, row_id, event, from_state, to_state FROM idempotency.transition_log ORDER BY id;
 DELETE FROM idempotency.transition_log;

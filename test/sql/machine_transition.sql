@@ -173,6 +173,21 @@ SELECT * FROM idempotency.fire('ord', 16, 'pay', '{"note": "eat"}');
 SELECT idempotency.transition('ord', 16, 'CREATED', 'PAID', '{"note": "twist"}');
 SELECT idempotency.transition('ord', 16, 'CREATED', 'PAID', '{"note": "lose"}');
 SELECT status, note FROM ord WHERE id = 16;
+-- the same where the trigger has written a row before, and one of the very table
+CREATE TABLE audit (id bigint, note text);
+CREATE FUNCTION note_it() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.note IN ('twist', 'lose') THEN
+    INSERT INTO audit VALUES (NEW.id, NEW.note);
+    UPDATE ord SET amount = 1 WHERE id = 30;
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER note_it BEFORE UPDATE ON ord FOR EACH ROW EXECUTE FUNCTION note_it();
+SELECT idempotency.transition('ord', 16, 'CREATED', 'PAID', '{"note": "twist"}');
+SELECT idempotency.transition('ord', 16, 'CREATED', 'PAID', '{"note": "lose"}');
+SELECT idempotency.fire('ord', 16, 'pay', '{"note": "lose"}');
+DROP TRIGGER note_it ON ord;
 CREATE TRIGGER z_min BEFORE UPDATE ON ord FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
 SELECT * FROM idempotency.transition('ord', 16, 'CREATED', 'CREATED');
 SELECT * FROM idempotency.transition('ord', 16, 'CREATED', 'CREATED', '{"amount": 1}');
@@ -211,6 +226,22 @@ SELECT code('SELECT idempotency.' || c), c FROM unnest(ARRAY[
 DROP TRIGGER swallow ON ord;
 DROP TRIGGER z_min ON ord;
 
+-- where a row can go from here
+SELECT * FROM idempotency.next_events('ord', 16) ORDER BY event;
+SELECT * FROM idempotency.next_events('ord', '16'::text) ORDER BY event;
+SELECT * FROM idempotency.next_events('ord', 7);
+SELECT * FROM idempotency.next_events('ord', 999);
+SELECT * FROM idempotency.next_events('ord', NULL);
+SELECT * FROM idempotency.next_events('ord', 16, 'note');
+SELECT * FROM idempotency.next_events('pg_class', 16);
+BEGIN READ ONLY;
+SELECT count(*) FROM idempotency.next_events('ord', 16);
+COMMIT;
+SET ROLE regress_mover_other;
+SELECT count(*) FROM idempotency.next_events('mt.narrow', 9);
+SELECT event FROM idempotency.next_events('mt.narrow', 3) ORDER BY event;
+SET ROLE regress_mover;
+
 -- several machines in one table: the column must be named
 ALTER TABLE ord ADD "Delivery State" text NOT NULL DEFAULT 'CREATED';
 SELECT idempotency.attach_machine('ord', 'Delivery State', 'mt');
@@ -221,6 +252,61 @@ SELECT * FROM idempotency.fire('ord', 18, 'pay', '{"Delivery State": "PAID"}', '
 SELECT status, "Delivery State" FROM ord WHERE id IN (17, 18) ORDER BY id;
 SELECT idempotency.detach_machine('ord', 'Delivery State');
 SELECT * FROM idempotency.transition('ord', 19, 'CREATED', 'PAID');
+
+-- an id that its type cannot hold is not that of another row
+CREATE TABLE by_day (id date PRIMARY KEY, status text);
+CREATE TABLE by_moment (id timestamp PRIMARY KEY, status text);
+CREATE TABLE by_hour (id time PRIMARY KEY, status text);
+CREATE TABLE by_weight (id float8 PRIMARY KEY, status text);
+CREATE TABLE by_gram (id float4, part name, status text, PRIMARY KEY (id, part));
+CREATE TABLE by_price (id numeric(10,2) PRIMARY KEY, status text);
+CREATE TABLE by_code (id varchar(3) PRIMARY KEY, status text);
+SELECT idempotency.attach_machine(t, 'status', 'mt') FROM unnest('{by_day,by_moment,by_hour,by_weight,by_gram,by_price,by_code}'::regclass[]) t;
+INSERT INTO by_day VALUES ('2024-01-01', 'CREATED');
+INSERT INTO by_moment VALUES ('2024-01-01 13:00', 'CREATED');
+INSERT INTO by_hour VALUES ('13:00', 'CREATED');
+INSERT INTO by_weight VALUES (9007199254740992, 'CREATED'), (0.1, 'CREATED');
+INSERT INTO by_gram VALUES (16777216, repeat('x', 63), 'CREATED');
+INSERT INTO by_price VALUES (1.23, 'CREATED');
+INSERT INTO by_code VALUES ('abc', 'CREATED');
+SELECT idempotency.transition('by_day', '2024-01-01 13:00'::timestamp, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_day', '2024-01-01 13:00', 'CREATED', 'PAID');
+SELECT idempotency.transition('by_day', '"2024-01-01 13:00"'::jsonb, 'CREATED', 'PAID');
+SELECT idempotency.fire('by_day', '2024-01-01 13:00'::timestamp, 'pay');
+SELECT idempotency.next_events('by_day', '2024-01-01 13:00'::timestamp);
+SELECT idempotency.transition('by_moment', '2024-01-01 13:00+11', 'CREATED', 'PAID');
+SELECT idempotency.transition('by_hour', '2024-01-01 13:00'::timestamp, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_weight', 9007199254740993, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_weight', '0.1000000000000000055', 'CREATED', 'PAID');
+SELECT idempotency.transition('by_gram', jsonb_build_object('id', 16777217, 'part', repeat('x', 63)), 'CREATED', 'PAID');
+SELECT idempotency.transition('by_gram', jsonb_build_object('id', 16777216, 'part', repeat('x', 64)), 'CREATED', 'PAID');
+SELECT idempotency.transition('by_price', 1.234, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_code', 'abcd', 'CREATED', 'PAID');
+-- and what fits is
+SELECT idempotency.transition('by_day', '2024-01-01 00:00'::timestamp, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_day', 'Jan 1 2024', 'CREATED', 'PAID');
+SELECT idempotency.transition('by_moment', '2024-01-01'::date, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_moment', '2024-01-01 13:00:00.0', 'CREATED', 'PAID');
+SELECT idempotency.transition('by_hour', '01:00 PM', 'CREATED', 'PAID');
+SELECT idempotency.transition('by_weight', 9007199254740992, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_weight', 0.1, 'CREATED', 'PAID');
+SELECT idempotency.transition('by_gram', jsonb_build_object('id', 16777216, 'part', repeat('x', 63)), 'CREATED', 'PAID');
+
+-- an attribute that a composite type has no place for is not left out
+CREATE TYPE place AS (street text, no int);
+ALTER TABLE ord ADD place place, ADD places place[];
+SELECT idempotency.transition('ord', 21, 'CREATED', 'PAID', '{"place": {"street": "x", "number": 1}}');
+SELECT idempotency.transition('ord', 21, 'CREATED', 'PAID', '{"places": [{"street": "x"}, {"No": 1}]}');
+SELECT idempotency.transition('ord', 21, 'CREATED', 'PAID', '{"place": {"street": "x"}, "places": [[{"no": 1}], [null]]}');
+SELECT place, places FROM ord WHERE id = 21;
+
+-- rows that inherit the table, from after the attach on, are out of its reach
+CREATE TABLE heir () INHERITS (narrow);
+INSERT INTO heir VALUES (77, 'CREATED');
+SELECT idempotency.transition('narrow', 77, 'CREATED', 'PAID');
+SELECT idempotency.next_events('narrow', 77);
+DROP TABLE heir;
+SELECT idempotency.transition('narrow', 77, 'CREATED', 'PAID');
 
 -- two rows under one id: nothing is moved
 CREATE TABLE twice (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, status text);
