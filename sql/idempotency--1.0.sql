@@ -28,7 +28,6 @@ CREATE TABLE idempotency.secrets (
     pg_catalog.uuid_send(pg_catalog.gen_random_uuid()) || pg_catalog.uuid_send(pg_catalog.gen_random_uuid()))
 );
 COMMENT ON TABLE idempotency.secrets IS 'internal: what the names of locks and the digests of requests are made with, secret; INSERT ... DEFAULT VALUES makes a new one, to be used while no session is at work';
-GRANT SELECT, INSERT ON idempotency.secrets TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.secrets', '');
 
 CREATE TRIGGER changed
@@ -67,7 +66,6 @@ COMMENT ON TABLE idempotency.keys IS 'internal: one row per finished or leased k
 COMMENT ON COLUMN idempotency.keys.expires_at IS 'from here on the row counts as absent';
 COMMENT ON COLUMN idempotency.keys.status IS 'c completed, f failed, l leased, r released';
 COMMENT ON COLUMN idempotency.keys.fingerprint IS 'digest of the request, under one of idempotency.secrets; NULL: none was given';
-GRANT SELECT, INSERT ON idempotency.keys TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.keys', '');
 
 CREATE TYPE idempotency.claim_result AS (
@@ -309,7 +307,6 @@ CREATE TABLE idempotency.machines (
   cyclic     boolean NOT NULL
 );
 COMMENT ON TABLE idempotency.machines IS 'admin: one row per state machine, as defined';
-GRANT SELECT, INSERT ON idempotency.machines TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.machines', '');
 
 CREATE FUNCTION idempotency.machines_changed() RETURNS trigger
@@ -341,8 +338,6 @@ COMMENT ON COLUMN idempotency.transition_log.row_id IS 'primary key: its value, 
 COMMENT ON COLUMN idempotency.transition_log.event IS 'that fire() asked for, or the only one of the edge that transition() took; NULL: an edge with several events or none, or a plain UPDATE';
 COMMENT ON COLUMN idempotency.transition_log.changed_at IS 'by the clock, not the start of the transaction';
 COMMENT ON COLUMN idempotency.transition_log.changed_by IS 'the role that ran the UPDATE';
-GRANT SELECT, INSERT ON idempotency.transition_log TO @extowner@;
-GRANT SELECT, UPDATE ON SEQUENCE idempotency.transition_log_id_seq TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.transition_log', '');
 SELECT pg_catalog.pg_extension_config_dump('idempotency.transition_log_id_seq', '');
 
@@ -444,6 +439,13 @@ CREATE FUNCTION idempotency.next_events(
 LANGUAGE c STABLE ROWS 10 AS 'MODULE_PATHNAME', 'idempotency_next_events';
 COMMENT ON FUNCTION idempotency.next_events(regclass, anyelement, name) IS 'the same for an id of any type';
 
+CREATE FUNCTION idempotency.purge_history(
+  older_than interval,
+  max        integer DEFAULT 10000
+) RETURNS bigint
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_purge_history';
+COMMENT ON FUNCTION idempotency.purge_history(interval, integer) IS 'admin: looks at the max oldest rows of transition_log, removes those that are older, and says how many; fewer than max: that was all; errors: 22004, 22008, 22023, 25006, 55000';
+
 CREATE FUNCTION idempotency.machine_diagram(name text) RETURNS text
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_machine_diagram';
 COMMENT ON FUNCTION idempotency.machine_diagram(text) IS 'the machine as a Mermaid state diagram; errors: IK007 unknown, 22004, 22023';
@@ -525,7 +527,6 @@ COMMENT ON COLUMN idempotency.token_keys.rotated_at IS 'NULL: not rotated; else 
 COMMENT ON COLUMN idempotency.token_keys.system IS 'the system identifier of the server that it was made in';
 COMMENT ON COLUMN idempotency.token_keys.database IS 'the OID of the database that it was made in: its tokens are for that one';
 COMMENT ON COLUMN idempotency.token_keys.kept_in IS 'the OID of the database that the row was written in; in another one, a copy of this database, its tokens are for that copy';
-GRANT SELECT, INSERT ON idempotency.token_keys TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.token_keys', '');
 
 -- One mark per token that was consumed, or revoked by itself.  Written by the C
@@ -540,7 +541,6 @@ COMMENT ON TABLE idempotency.used_tokens IS 'internal: one row per token that wa
 COMMENT ON COLUMN idempotency.used_tokens.expires_at IS 'the token''s own end';
 COMMENT ON COLUMN idempotency.used_tokens.marked_at IS 'when it was consumed or revoked';
 COMMENT ON COLUMN idempotency.used_tokens.revoked IS 'false: it was consumed';
-GRANT SELECT, INSERT ON idempotency.used_tokens TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.used_tokens', '');
 
 -- Written by the C code, past the executor.
@@ -553,7 +553,6 @@ CREATE TABLE idempotency.token_generations (
 );
 COMMENT ON TABLE idempotency.token_generations IS 'internal: the generation of (subject, purpose), 0 without a row; tokens of a lower one are revoked';
 COMMENT ON COLUMN idempotency.token_generations.raised_at IS 'after idempotency.token_max_ttl + idempotency.token_retention there is nothing left that it revokes';
-GRANT SELECT, INSERT ON idempotency.token_generations TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.token_generations', '');
 
 CREATE TYPE idempotency.token_result AS (
@@ -630,7 +629,6 @@ SELECT idempotency.rotate_token_key();
 -- key's events were emitted.
 CREATE SEQUENCE idempotency.outbox_id_seq CACHE 1;
 COMMENT ON SEQUENCE idempotency.outbox_id_seq IS 'internal: the ids of events';
-GRANT SELECT, UPDATE ON idempotency.outbox_id_seq TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_id_seq', '');
 
 CREATE TABLE idempotency.outbox (
@@ -653,7 +651,6 @@ COMMENT ON COLUMN idempotency.outbox.tries IS 'how often it was handed out since
 COMMENT ON COLUMN idempotency.outbox.state IS 'r: ready, l: leased until due, a: acknowledged, p: parked';
 CREATE INDEX outbox_due_idx ON idempotency.outbox (topic, due);
 CREATE INDEX outbox_key_idx ON idempotency.outbox (topic, key, state, id) WHERE key IS NOT NULL;
-GRANT SELECT, INSERT ON idempotency.outbox TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
 
 CREATE FUNCTION idempotency.emit(topic text, payload jsonb, key text DEFAULT NULL) RETURNS bigint
@@ -730,7 +727,7 @@ CREATE FUNCTION idempotency.lock_hash(
   key   text
 ) RETURNS bigint
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_lock_hash_of';
-COMMENT ON FUNCTION idempotency.lock_hash(text, text) IS 'internal: the name of the key''s lock; in pg_locks its halves are classid and objid, objsubid is 26980; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.lock_hash(text, text) IS 'internal: the name of the key''s lock, as in key_locks; errors: 22004, 22023';
 
 CREATE FUNCTION idempotency.key_writers(
   scope text,
@@ -1084,8 +1081,9 @@ $$;
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin
 ----------------------------------------------------------------------------
 
--- Who may do what, as GRANT and REVOKE name it; a function that is in neither
--- list is internal, or the owner's.
+-- Who may do what, as GRANT and REVOKE name it.  A function that is on neither
+-- list is internal, or the owner's, who also has what it takes to dump and
+-- restore, to delete history by hand, and, from 17 on, to reindex.
 CREATE FUNCTION idempotency.privileges_of(audience text) RETURNS SETOF text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -1095,7 +1093,7 @@ AS $$
   SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure
   FROM pg_proc p
   WHERE p.pronamespace = 'idempotency'::regnamespace
-    AND p.proname = ANY (CASE audience
+    AND (audience = 'owner' OR p.proname = ANY (CASE audience
       WHEN 'usage' THEN ARRAY[
         'claim', 'complete', 'fail', 'release', 'once', 'run', 'lookup',
         'insert_once',
@@ -1111,8 +1109,8 @@ AS $$
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'forget_scope', 'find_keys', 'free_lease', 'purge',
-        'retry_parked', 'holder', 'lock_hash', 'key_writers', 'leased_keys',
-        'leased_key', 'keys_in_hand', 'outbox_counts', 'parked', 'key_counts',
+        'purge_history', 'retry_parked', 'holder', 'lock_hash', 'key_writers',
+        'leased_keys', 'leased_key', 'keys_in_hand', 'outbox_counts', 'parked', 'key_counts',
         'key_stats', 'activity_counts', 'reset_activity', 'purge_round',
         'rotate_token_key', 'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
@@ -1120,16 +1118,24 @@ AS $$
         'leased_keys', 'keys_in_hand', 'outbox_counts', 'parked', 'key_counts',
         'key_stats', 'activity_counts', 'purge_round', 'lock_hash'
       ]::name[]
-    END)
+    END))
   UNION ALL
-  SELECT 'SELECT ON ' || c.oid::regclass
+  SELECT p.privilege || ' ON ' || c.oid::regclass
   FROM pg_class c
-  WHERE c.relnamespace = 'idempotency'::regnamespace
-    AND ((audience = 'admin' AND (c.relkind = 'v' OR c.relname IN ('transition_log', 'machines'))) OR
-         (audience = 'monitor' AND c.relname IN (
-           'activity', 'purge_rounds', 'stats', 'in_flight', 'parked_events', 'machines', 'attachments')))
+  JOIN (VALUES
+    ('admin', 'v', '.', 'SELECT'),
+    ('admin', 'r', '^(machines|transition_log)$', 'SELECT'),
+    ('monitor', 'v', '^(activity|attachments|in_flight|parked_events|purge_rounds|stats)$', 'SELECT'),
+    ('monitor', 'r', '^machines$', 'SELECT'),
+    ('owner', 'r', '.', 'SELECT, INSERT'),
+    ('owner', 'S', '.', 'SELECT, UPDATE'),
+    ('owner', 'r', '^transition_log$', 'DELETE'),
+    ('owner', 'r', '.', CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN 'MAINTAIN' END)
+  ) p (audience, kind, names, privilege) ON p.kind = c.relkind AND c.relname ~ p.names
+  WHERE c.relnamespace = 'idempotency'::regnamespace AND p.audience = privileges_of.audience
+    AND p.privilege IS NOT NULL
 $$;
-COMMENT ON FUNCTION idempotency.privileges_of(text) IS 'internal: what grant_usage (''usage''), grant_admin (''admin'') and pg_monitor''s grants (''monitor'') are about';
+COMMENT ON FUNCTION idempotency.privileges_of(text) IS 'internal: what grant_usage (''usage''), grant_admin (''admin''), grant_owner (''owner'') and pg_monitor''s grants (''monitor'') are about';
 
 -- What another role granted, the objects' owner cannot revoke; and after a
 -- restore by a plain owner of the extension all grants are that role's.  So the
@@ -1149,8 +1155,8 @@ BEGIN
       SELECT 'FUNCTION ' || oid::regprocedure, proowner, proacl FROM pg_proc
       WHERE pronamespace = 'idempotency'::regnamespace
       UNION ALL
-      SELECT 'TABLE ' || oid::regclass, relowner, relacl FROM pg_class
-      WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v')
+      SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || oid::regclass, relowner, relacl FROM pg_class
+      WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v', 'S')
     ), grants AS (
       SELECT format('%s ON %s', a.privilege_type, o.name) AS privilege, a.grantor::regrole,
              CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee,
@@ -1193,64 +1199,94 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.lock_privileges() IS 'internal: keeps others from changing privileges until the end of the transaction; error: 55000';
 
-CREATE FUNCTION idempotency.change_privileges(commands text[]) RETURNS void
+-- Says whether the role has gained or lost anything.
+CREATE FUNCTION idempotency.run_for(role name, commands text[]) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+  counting CONSTANT text := $count$
+    SELECT count(*) + count(*) FILTER (WHERE is_grantable)
+    FROM (SELECT nspacl FROM pg_namespace WHERE nspname = 'idempotency'
+          UNION ALL
+          SELECT proacl FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace
+          UNION ALL
+          SELECT relacl FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace) o (acl),
+         aclexplode(acl)
+    WHERE grantee = coalesce((SELECT oid FROM pg_roles WHERE rolname = $1), 0)$count$;
   command text;
+  before integer;
+  after integer;
 BEGIN
+  EXECUTE counting INTO before USING role;
   FOREACH command IN ARRAY commands LOOP
     EXECUTE command;
   END LOOP;
+  EXECUTE counting INTO after USING role;
+  IF role = 'public' AND after > before THEN
+    RAISE WARNING 'every role of the database may call functions of the extension'
+      USING HINT = 'Take that back by SELECT idempotency.revoke_usage(''public''), and grant to the roles that need it.';
+  END IF;
+  RETURN after <> before;
 END
 $$;
-COMMENT ON FUNCTION idempotency.change_privileges(text[]) IS 'internal: GRANT and REVOKE; errors: 22004, 42601';
+COMMENT ON FUNCTION idempotency.run_for(name, text[]) IS 'internal: GRANT and REVOKE; errors: 22004, 42601, 42704';
+
+-- Its body and those of its callers are bound to what they call: found by name,
+-- it could be another role's, run as the definer.
+CREATE FUNCTION idempotency.change_privileges(command text, role name, audiences text[]) RETURNS boolean
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+  SELECT idempotency.lock_privileges();
+  SELECT idempotency.take_over_grants() WHERE command LIKE 'REVOKE %';
+  SELECT idempotency.run_for(role, ARRAY(
+    SELECT format(command, privilege, role)
+    FROM unnest(audiences) audience, idempotency.privileges_of(audience) privilege));
+END;
+COMMENT ON FUNCTION idempotency.change_privileges(text, name, text[]) IS 'internal: runs GRANT or REVOKE, a format of privilege and role, for all that privileges_of() names; errors: 22004, 42601, 42704, 55000';
 
 -- Definers, so that the grants come from the objects' owner, and a dump holds
 -- plain GRANT statements that any later owner of the extension can repeat.
--- Their bodies are bound to what they call: found by name, it could be another
--- role's, run as the definer.
-CREATE FUNCTION idempotency.grant_usage(role name) RETURNS void
+CREATE FUNCTION idempotency.grant_usage(role name) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-  SELECT idempotency.lock_privileges();
-  SELECT idempotency.change_privileges(
-    ARRAY(SELECT format('GRANT %s TO %I', privilege, role) FROM idempotency.privileges_of('usage') privilege));
+  SELECT idempotency.change_privileges('GRANT %s TO %I', role, '{usage}');
 END;
-COMMENT ON FUNCTION idempotency.grant_usage(name) IS 'lets a role call what an application calls; errors: 22004 NULL, 42601 empty, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.grant_usage(name) IS 'lets a role call what an application calls; false: it could before; warns of public; errors: 22004 NULL, 42601 empty, 42704 unknown role, 55000';
 
-CREATE FUNCTION idempotency.revoke_admin(role name) RETURNS void
+CREATE FUNCTION idempotency.grant_admin(role name) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-  SELECT idempotency.lock_privileges();
-  SELECT idempotency.take_over_grants();
-  SELECT idempotency.change_privileges(
-    ARRAY(SELECT format('REVOKE %s FROM %I', privilege, role) FROM idempotency.privileges_of('admin') privilege));
+  SELECT idempotency.change_privileges('GRANT %s TO %I', role, '{usage, admin}');
 END;
-COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; errors: 22004 NULL, 42601 empty, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.grant_admin(name) IS 'grant_usage, and what an operator calls: the administrative functions and the views; errors: as grant_usage()';
 
-CREATE FUNCTION idempotency.revoke_usage(role name) RETURNS void
+CREATE FUNCTION idempotency.grant_owner(role name) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-  SELECT idempotency.revoke_admin(role);
-  SELECT idempotency.change_privileges(
-    ARRAY(SELECT format('REVOKE %s FROM %I', privilege, role) FROM idempotency.privileges_of('usage') privilege));
+  SELECT idempotency.change_privileges('GRANT %s TO %I WITH GRANT OPTION', role, '{usage, admin, owner}');
 END;
-COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; errors: 22004 NULL, 42601 empty, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.grant_owner(name) IS 'what the role has that creates the extension, for one that takes its place: grant_admin, the grants themselves, and what it takes to dump and restore; errors: as grant_usage(), 0LP01 public';
 
-CREATE FUNCTION idempotency.grant_admin(role name) RETURNS void
+CREATE FUNCTION idempotency.revoke_admin(role name) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-  SELECT idempotency.grant_usage(role);
-  SELECT idempotency.change_privileges(
-    ARRAY(SELECT format('GRANT %s TO %I', privilege, role) FROM idempotency.privileges_of('admin') privilege));
+  SELECT idempotency.change_privileges('REVOKE %s FROM %I', role, '{admin}');
 END;
-COMMENT ON FUNCTION idempotency.grant_admin(name) IS 'grant_usage, and what an operator calls: the administrative functions and the views; errors: 22004 NULL, 42601 empty, 42704 unknown role';
+COMMENT ON FUNCTION idempotency.revoke_admin(name) IS 'takes back what grant_admin adds to grant_usage; false: it had nothing of that; errors: as grant_usage()';
+
+CREATE FUNCTION idempotency.revoke_usage(role name) RETURNS boolean
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+  SELECT idempotency.change_privileges('REVOKE %s FROM %I', role, '{usage, admin}');
+END;
+COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; false: it had nothing of that; errors: as grant_usage()';
 
 -- Nothing for PUBLIC, even where default privileges would give it.
 REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
@@ -1259,17 +1295,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
 
 -- The owner, superuser or not, has everything and may pass it on.
-GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idempotency TO @extowner@ WITH GRANT OPTION;
-DO $$
-DECLARE
-  privilege text;
-BEGIN
-  FOR privilege IN SELECT idempotency.privileges_of(a) FROM unnest(ARRAY['usage', 'admin']) a LOOP
-    EXECUTE format('GRANT %s TO %s WITH GRANT OPTION', privilege, $role$@extowner@$role$);
-  END LOOP;
-  -- who watches the server sees this too, and changes nothing
-  FOR privilege IN SELECT idempotency.privileges_of('monitor') LOOP
-    EXECUTE format('GRANT %s TO pg_monitor', privilege);
-  END LOOP;
-END
-$$;
+SELECT idempotency.grant_owner(rolname) FROM pg_catalog.pg_roles WHERE oid = pg_catalog.to_regrole($role$@extowner@$role$);
+
+-- A role that watches the server sees this too, and changes nothing.
+SELECT idempotency.change_privileges('GRANT %s TO %I', 'pg_monitor', '{monitor}');

@@ -19,8 +19,11 @@
 
 static SPIPlanPtr log_plan = NULL;
 
+PG_FUNCTION_INFO_V1(idempotency_purge_history);
+
 static void settings_of_log(const TableInfo *table);
 static void set_for_log(const char *name, const char *value);
+static int64 delete_oldest(Relation log, TimestampTz before, int32 max);
 static Datum row_id(const TableInfo *table, Relation rel,
 					TupleTableSlot *slot);
 
@@ -88,6 +91,73 @@ ik_log_move(Relation rel, const TableInfo *table, const Guard *guard,
 	ik_become_caller(&caller);
 	table_close(log, NoLock);
 	SPI_finish();
+}
+
+/*
+ * purge_history(older_than, max): of the max oldest rows of history, remove
+ * those that are older, and say how many.  Bounded: where nothing is old
+ * enough, it does not look further than that.
+ */
+Datum
+idempotency_purge_history(PG_FUNCTION_ARGS)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int64		age;
+	int32		max;
+	int64		removed;
+	Relation	log;
+
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", PG_ARGISNULL(0) ? "older_than" : "max"),
+				 errhint("Say how long moves are kept, such as '90 days', and how many to remove at the most.")));
+	age = ik_duration(PG_GETARG_INTERVAL_P(0), true, "older_than",
+					  "Say how long moves are kept, such as '90 days'.");
+	max = PG_GETARG_INT32(1);
+	if (max <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max must be positive"),
+				 errhint("It bounds the work of one call.")));
+	ik_refuse_to_write("idempotency.purge_history()");
+
+	/* nothing is older than PostgreSQL's own beginning of time */
+	if (age > now - MIN_TIMESTAMP)
+		PG_RETURN_INT64(0);
+	log = table_open(ik_own_relation("transition_log"), RowExclusiveLock);
+	removed = delete_oldest(log, now - age, max);
+	table_close(log, NoLock);
+	PG_RETURN_INT64(removed);
+}
+
+/*
+ * In the order of their ids, which is that of the clock but for writers at the
+ * same moment.  As the table's owner, as they were written.
+ */
+static int64
+delete_oldest(Relation log, TimestampTz before, int32 max)
+{
+	Oid			types[] = {TIMESTAMPTZOID, INT4OID};
+	Datum		values[] = {TimestampTzGetDatum(before), Int32GetDatum(max)};
+	int64		removed;
+	SavedUser	caller;
+
+	SPI_connect();
+	ik_become_owner(log, 0, &caller);
+	if (SPI_execute_with_args("WITH oldest AS MATERIALIZED ("
+							  "SELECT id, changed_at FROM idempotency.transition_log"
+							  " ORDER BY id LIMIT $2)"
+							  " DELETE FROM idempotency.transition_log l USING oldest o"
+							  " WHERE l.id OPERATOR(pg_catalog.=) o.id"
+							  " AND o.changed_at OPERATOR(pg_catalog.<) $1",
+							  lengthof(types), types, values, NULL,
+							  false, 0) != SPI_OK_DELETE)
+		elog(ERROR, "could not delete history");
+	removed = SPI_processed;
+	ik_become_caller(&caller);
+	SPI_finish();
+	return removed;
 }
 
 /*

@@ -12,7 +12,7 @@ WHERE p.pronamespace = 'idempotency'::regnamespace
             WHEN p.prorettype = 'trigger'::regtype THEN '^internal: '
             WHEN app THEN '^(?!internal|admin)'
             WHEN admin THEN '^(admin|internal): '
-            WHEN p.proname ~ '^(grant|revoke)_(usage|admin)$' THEN '^(?!internal|admin)'
+            WHEN p.proname ~ '^(grant|revoke)_(usage|admin|owner)$' THEN '^(?!internal|admin)'
             ELSE '^internal: '
           END);
 CREATE ROLE regress_hint;

@@ -99,6 +99,33 @@ SELECT idempotency.revoke_admin(NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT * FROM regress.rights ORDER BY role COLLATE "C";
 
+-- to all roles: it says what that means
+SELECT idempotency.grant_usage('public');
+SELECT idempotency.grant_usage('public') AS again;
+SELECT role FROM regress.may_call WHERE any_usage > 0 ORDER BY role COLLATE "C";
+SELECT idempotency.revoke_usage('public');
+SELECT role FROM regress.may_call WHERE any_usage > 0 ORDER BY role COLLATE "C";
+SELECT idempotency.grant_owner('public');
+\echo :LAST_ERROR_SQLSTATE
+
+-- what the extension's owner has: all of it, to be passed on
+SELECT idempotency.grant_owner('regress_admin');
+SET SESSION AUTHORIZATION regress_admin;
+SELECT idempotency.grant_usage('regress_app');
+GRANT EXECUTE ON FUNCTION idempotency.once(text, text, interval) TO "Regress_App";
+SELECT count(*) >= 0 AS dumped FROM idempotency.token_keys;
+DELETE FROM idempotency.transition_log WHERE id < 0;
+DELETE FROM idempotency.keys;
+RESET SESSION AUTHORIZATION;
+SELECT name, count(*) FROM (
+  SELECT unnest(ARRAY(SELECT CASE WHEN has_table_privilege('regress_admin', c.oid, p || ' WITH GRANT OPTION') THEN p END
+                      FROM unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) p)) AS name
+  FROM pg_class c WHERE relnamespace = 'idempotency'::regnamespace AND relkind = 'r') t
+WHERE name IS NOT NULL GROUP BY name ORDER BY name;
+SELECT idempotency.revoke_usage('Regress_App'), idempotency.revoke_usage('regress_app');
+DROP OWNED BY regress_admin;
+SELECT * FROM regress.rights ORDER BY role COLLATE "C";
+
 -- usage through a role that one is a member of
 SELECT idempotency.grant_usage('regress_app');
 CREATE ROLE regress_member IN ROLE regress_app;

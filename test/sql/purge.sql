@@ -118,6 +118,48 @@ SELECT idempotency.purge();
 DROP PUBLICATION regress_purge;
 SET ROLE regress_purge;
 
+-- history: the oldest rows that are older than asked for, as many as asked for
+RESET ROLE;
+INSERT INTO idempotency.transition_log (table_name, row_id, machine, from_state, to_state, changed_at, changed_by)
+SELECT 'purge', to_jsonb(i), 'm', 'A', 'B', now() - make_interval(days => 101 - i), 'purge' FROM generate_series(1, 100) i;
+SET ROLE regress_purge;
+SELECT idempotency.purge_history('90 days', 3), idempotency.purge_history('90 days', 3), idempotency.purge_history('90 days', 20);
+SELECT idempotency.purge_history('90 days');
+SELECT min(row_id::integer), count(*) FROM idempotency.transition_log WHERE table_name = 'purge';
+-- a day has 24 hours, a month that of the calendar from now on; no year is too long
+SELECT idempotency.purge_history('2160 h'), idempotency.purge_history('290000 years');
+DELETE FROM idempotency.transition_log;
+SELECT idempotency.purge_history(NULL);
+SELECT idempotency.purge_history('-1 s');
+SELECT idempotency.purge_history('300000 years');
+SELECT idempotency.purge_history('1 s', NULL);
+SELECT idempotency.purge_history('1 s', 0);
+BEGIN READ ONLY;
+SELECT idempotency.purge_history('1 s');
+ROLLBACK;
+-- what the table's owner has put on it runs as the owner, and leaves nothing behind
+RESET ROLE;
+CREATE ROLE regress_log;
+CREATE TABLE acted (by text, path text);
+CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.acted VALUES (current_user, current_setting('search_path')); SET search_path = pg_catalog; RETURN OLD; END $$;
+BEGIN;
+ALTER TABLE idempotency.transition_log OWNER TO regress_log;
+GRANT USAGE ON SCHEMA idempotency TO regress_log;
+GRANT INSERT ON acted TO regress_log;
+CREATE TRIGGER act BEFORE DELETE ON idempotency.transition_log FOR EACH ROW EXECUTE FUNCTION act();
+SET search_path = public;
+SELECT idempotency.purge_history('99 days');
+SELECT idempotency.purge_history('80 days', 1);
+SHOW search_path;
+SELECT * FROM acted;
+ROLLBACK;
+DROP TABLE acted;
+DROP FUNCTION act;
+DROP ROLE regress_log;
+SELECT idempotency.purge_history('0', 100);
+SELECT count(*) FROM idempotency.transition_log WHERE table_name = 'purge';
+SET ROLE regress_purge;
+
 -- stats: exact on a small table
 SELECT name, scope, status, value, estimate FROM idempotency.stats
 WHERE name NOT LIKE 'bytes%' ORDER BY name, scope, status;
