@@ -1,5 +1,7 @@
 -- The same as a delta: what fresh.sql has, what it changes elsewhere, and the
--- privileges, which the install script gives at its end to everything.
+-- privileges, which the install script gives at its end to everything.  Here by
+-- name and on what is new: a GRANT of a script makes all that was ever granted
+-- on the object part of the extension, and no dump has it any more.
 -- complain if script is sourced in psql, rather than via ALTER EXTENSION
 \echo Use "ALTER EXTENSION idempotency UPDATE" to load this file. \quit
 
@@ -15,12 +17,12 @@ CREATE INDEX notes_note ON idempotency.notes (note);
 ALTER TABLE idempotency.notes SET (fillfactor = 90);
 COMMENT ON TABLE idempotency.notes IS 'internal: notes';
 COMMENT ON COLUMN idempotency.notes.note IS 'the note';
-GRANT SELECT, INSERT ON idempotency.notes TO @extowner@;
+GRANT SELECT, INSERT ON idempotency.notes TO @extowner@ WITH GRANT OPTION;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.notes', 'WHERE id > 0');
 
 CREATE SEQUENCE idempotency.note_id_seq;
 COMMENT ON SEQUENCE idempotency.note_id_seq IS 'internal: for notes';
-GRANT SELECT, UPDATE ON idempotency.note_id_seq TO @extowner@;
+GRANT SELECT, UPDATE ON idempotency.note_id_seq TO @extowner@ WITH GRANT OPTION;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.note_id_seq', '');
 
 CREATE TYPE idempotency.note_result AS (id bigint, note text);

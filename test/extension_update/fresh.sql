@@ -9,12 +9,10 @@ CREATE INDEX notes_note ON idempotency.notes (note);
 ALTER TABLE idempotency.notes SET (fillfactor = 90);
 COMMENT ON TABLE idempotency.notes IS 'internal: notes';
 COMMENT ON COLUMN idempotency.notes.note IS 'the note';
-GRANT SELECT, INSERT ON idempotency.notes TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.notes', 'WHERE id > 0');
 
 CREATE SEQUENCE idempotency.note_id_seq;
 COMMENT ON SEQUENCE idempotency.note_id_seq IS 'internal: for notes';
-GRANT SELECT, UPDATE ON idempotency.note_id_seq TO @extowner@;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.note_id_seq', '');
 
 CREATE TYPE idempotency.note_result AS (id bigint, note text);

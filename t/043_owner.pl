@@ -1,0 +1,83 @@
+# Upkeep by the owner of the extension, who is no superuser: grants, dumps,
+# purges and trims the history, updates and rebuilds indexes; and the same for a
+# role that takes the owner's place.  Where the objects are a superuser's, since
+# a plain role created the extension (it is trusted), REASSIGN OWNED hands on the
+# extension, and grant_owner() the rest; where they are the owner's, it hands on
+# all.
+use strict;
+use warnings;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = PostgreSQL::Test::Cluster->new('owner');
+$node->init;
+$node->start;
+my $su = $node->safe_psql('postgres', 'SELECT current_user');
+$node->safe_psql('postgres', q{
+	CREATE ROLE app LOGIN;
+	CREATE ROLE plain LOGIN;
+	CREATE ROLE heir LOGIN;
+	CREATE ROLE installer LOGIN SUPERUSER;
+	CREATE ROLE plain_heir LOGIN;
+	CREATE DATABASE trusted OWNER plain;
+	CREATE DATABASE installed;
+	GRANT CREATE ON DATABASE installed TO plain_heir;
+});
+
+sub attempt
+{
+	my ($role, $database, $sql) = @_;
+	my ($ret, $stdout, $stderr) = $node->psql($database, "\\set VERBOSITY sqlstate\n$sql",
+		on_error_stop => 1, extra_params => [ '-U', $role ]);
+	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : $stdout;
+}
+
+my $log = q{INSERT INTO idempotency.transition_log (table_name, row_id, machine, from_state, to_state, changed_at, changed_by)
+	VALUES ('t', '1', 'm', 'A', 'B', now() - interval '1 year', 'x'), ('t', '2', 'm', 'A', 'B', now(), 'x')};
+
+# All that an owner does; each gives what it should.
+my $keys = 0;
+sub upkeep
+{
+	my ($role, $database, $indexes) = @_;
+	$node->safe_psql($database, "SELECT idempotency.revoke_usage('app'); TRUNCATE idempotency.transition_log; $log");
+	is(attempt($role, $database, q{SELECT idempotency.grant_usage('app')}), 't', "$database, $role: grants");
+	is(attempt('app', $database, "SELECT idempotency.once('owner', '" . ++$keys . "')"), 't', "$database, $role: which help");
+	is(attempt($role, $database, q{SELECT idempotency.purge() >= 0, idempotency.purge_history('90 days')}), 't|1', "$database, $role: purges");
+	is(attempt($role, $database, 'DELETE FROM idempotency.transition_log RETURNING row_id'), '2', "$database, $role: deletes history");
+	is(attempt($role, $database, 'ALTER EXTENSION idempotency UPDATE'), '', "$database, $role: updates");
+	$node->command_ok([ 'pg_dump', '-U', $role, '-f', $node->basedir . '/dump.sql', '-d', $node->connstr($database) ], "$database, $role: dumps");
+	is(attempt($role, $database, $indexes), '', "$database, $role: rebuilds indexes");
+}
+
+# Of a table that is a superuser's: from 17 on by a privilege, before as the
+# owner of the database.
+my $major = $node->safe_psql('postgres', 'SHOW server_version_num') / 10000;
+my $table = 'REINDEX TABLE CONCURRENTLY idempotency.keys';
+my $trusted = $major >= 17 ? $table : 'REINDEX DATABASE CONCURRENTLY trusted';
+my $reindexed = q{SELECT pg_relation_filenode('idempotency.keys_pkey')};
+
+is(attempt('plain', 'trusted', 'CREATE EXTENSION idempotency'), '', 'a plain role creates the extension');
+my $before = $node->safe_psql('trusted', $reindexed);
+upkeep('plain', 'trusted', $trusted);
+isnt($node->safe_psql('trusted', $reindexed), $before, 'they are new');
+
+$node->safe_psql('trusted', 'REASSIGN OWNED BY plain TO heir');
+$node->safe_psql('postgres', 'ALTER DATABASE trusted OWNER TO heir');
+is(attempt('heir', 'trusted', q{SELECT idempotency.grant_usage('app')}), '42501', 'the heir may not grant yet');
+is(attempt('plain', 'trusted', q{SELECT idempotency.grant_owner('heir')}), 't', 'let in by the one before');
+upkeep('heir', 'trusted', $trusted);
+$node->safe_psql('trusted', 'DROP OWNED BY plain');
+is(attempt('plain', 'trusted', q{SELECT idempotency.once('trusted', 'x')}), '42501', 'who has nothing any more');
+$node->safe_psql('postgres', 'DROP ROLE plain');
+upkeep('heir', 'trusted', $trusted);
+
+is(attempt('installer', 'installed', 'CREATE EXTENSION idempotency'), '', 'a superuser creates the extension');
+upkeep('installer', 'installed', $table);
+$node->safe_psql('installed', 'REASSIGN OWNED BY installer TO plain_heir; DROP OWNED BY installer');
+$node->safe_psql('postgres', 'DROP ROLE installer');
+upkeep('plain_heir', 'installed', $table);
+
+$node->stop;
+done_testing();
