@@ -265,10 +265,14 @@ server_logs() {
 	failed=$((failed + 1))
 }
 
-# Every suite, each run even if one before it failed.
-run_suites() {
+run_sql_suites() {
 	regress_suite regress REGRESS regression.diffs ISOLATION= TAP_TESTS=
 	regress_suite isolation ISOLATION output_iso/regression.diffs REGRESS= TAP_TESTS=
+}
+
+# Every suite, each run even if one before it failed.
+run_suites() {
+	run_sql_suites
 	tap_suite $(cd "$work/src" && ls t/*.pl 2>/dev/null)
 	server_logs
 }
