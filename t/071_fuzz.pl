@@ -380,7 +380,7 @@ sub allowed
 		# what PostgreSQL says to whoever calls a trigger function
 		return 1 if $is_trigger{$name} && $code =~ /^(39P01|42804|0A000)$/;
 		# whatever the statement that it runs for the caller raises
-		return 1 if $comment{$name} =~ /\b(INSERT|UPDATE|the function)'s\b/ && $code =~ /^(22...|23...|428C9|42804|55000|P0001|ZZ999|40001|57014|21000|0A000|IK00[1-7])$/;
+		return 1 if $comment{$name} =~ /\b(INSERT|UPDATE|SELECT|the function)'s\b/ && $code =~ /^(22...|23...|428C9|42804|55000|P0001|ZZ999|40001|57014|21000|0A000|IK00[1-7])$/;
 	}
 	return 0;
 }

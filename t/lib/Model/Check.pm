@@ -459,6 +459,15 @@ my %edges = (
 	NEW => { pay => 'PAID' }, PAID => { refund => 'REFUNDED', ship => 'SHIPPED', touch => 'PAID' },
 	SHIPPED => { refund => 'REFUNDED' }, REFUNDED => { reopen => 'NEW' });
 
+# The event in the history: what fire() asked for, or the edge's only one.
+sub logged_event
+{
+	my ($op, $old, $new) = @_;
+	return $op->{event} if defined $op->{event};
+	my @events = grep { $edges{$old}{$_} eq $new } keys %{ $edges{$old} };
+	return ($op->{do} // '') eq 'move' && @events == 1 ? $events[0] : '';
+}
+
 sub has_edge { my ($from, $to) = @_; return grep { $_ eq $to } values %{ $edges{$from} }; }
 
 # The audit of a row is a chain from its first value to its last, and each link
@@ -509,7 +518,7 @@ sub check_rows
 	for my $id (keys %{ $chain{doc} })
 	{
 		# a plain UPDATE that leaves the state alone is no move
-		$moves{$id} = [ map { my $op = $_->{op}; join ' ', @$_{qw(old new)}, $op->{event} // '' }
+		$moves{$id} = [ map { join ' ', @$_{qw(old new)}, logged_event($_->{op}, @$_{qw(old new)}) }
 			  grep { $_->{old} ne $_->{new} || ($_->{op}{do} // '') ne 'set_state' } @{ $chain{doc}{$id} } ];
 	}
 	push @{ $logged{ $_->[0] } }, join ' ', map { $_ // '' } @$_[ 1 .. 3 ] for @{ $h->{found}{log} };
