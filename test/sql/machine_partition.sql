@@ -73,13 +73,15 @@ SELECT code($$INSERT INTO plain VALUES (40, 3, 'SENT')$$);
 ROLLBACK;
 -- nor for one that the same statement inserts; those that arrive are known
 CREATE TRIGGER s BEFORE INSERT ON logged FOR EACH ROW EXECUTE FUNCTION swallow();
-INSERT INTO plain SELECT i, 1, 'NEW' FROM generate_series(50, 54) i;
-INSERT INTO logged SELECT i, 1, 'NEW' FROM generate_series(50, 54) i;
+INSERT INTO plain SELECT i, 1, 'NEW' FROM generate_series(50, 55) i;
+INSERT INTO logged SELECT i, 1, 'NEW' FROM generate_series(50, 55) i;
 SELECT format(c, t) AS command, code(format(c, t)) FROM unnest(ARRAY['plain', 'logged']) t, unnest(ARRAY[
   $$WITH u AS (UPDATE %1$s SET month = 3, n = 9 WHERE id = 50 RETURNING 1) INSERT INTO %1$s SELECT 60, 3, 'PAID' FROM (SELECT count(*) FROM u) c$$,
   $$WITH u AS (UPDATE %1$s SET month = 3, n = 9 WHERE id = 50 RETURNING 1) INSERT INTO %1$s SELECT 61, 3, 'NEW' FROM (SELECT count(*) FROM u) c$$,
   $$WITH u AS (UPDATE %1$s SET month = 3 WHERE id = 51 RETURNING 1) INSERT INTO %1$s SELECT 62, 3, 'PAID' FROM (SELECT count(*) FROM u) c$$,
   $$WITH u AS (UPDATE %1$s SET month = 3, status = 'PAID' WHERE id = 51 RETURNING 1) INSERT INTO %1$s SELECT 63, 3, 'NEW' FROM (SELECT count(*) FROM u) c$$,
+  $$MERGE INTO %1$s t USING (SELECT * FROM (VALUES (55), (66)) v (id) ORDER BY id) s ON t.id = s.id AND t.month = 1
+    WHEN MATCHED THEN UPDATE SET month = 3, n = 9 WHEN NOT MATCHED THEN INSERT VALUES (s.id, 3, 'PAID')$$,
   $$UPDATE %1$s SET month = month + 1, status = 'PAID', n = n + 1 WHERE id IN (52, 53)$$,
   -- where a trigger may swallow it, a row that changes its key altogether is a new one
   $$UPDATE %1$s SET id = 64, month = 2, status = 'PAID' WHERE id = 54$$,

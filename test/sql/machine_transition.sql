@@ -375,6 +375,21 @@ SELECT mt.fail_often(10) AS used \gset
 SELECT mt.fail_often(2000) - :used < 50000 AS bounded;
 ALTER TABLE mt.ord DROP COLUMN computed;
 
+-- nor do tables that come and go
+SET ROLE regress_mover;
+DO $$
+BEGIN
+  FOR i IN 1 .. 150 LOOP
+    CREATE TEMP TABLE passing (id int PRIMARY KEY, status text);
+    PERFORM idempotency.attach_machine('passing', 'status', 'mt');
+    INSERT INTO passing VALUES (1, 'CREATED');
+    PERFORM idempotency.fire('passing', 1, 'pay');
+    DROP TABLE passing;
+  END LOOP;
+END $$;
+RESET ROLE;
+SELECT count(*) < 100 AS bounded FROM pg_backend_memory_contexts WHERE name = 'idempotency table';
+
 -- rows that slipped in: said loudly
 RESET ROLE;
 SET session_replication_role = replica;
