@@ -9,7 +9,7 @@
  *
  * And one that computes an HMAC as a token needs it, part of a floor.
  *
- * A text (also the first column of a row) is 'claimed'; bool and numbers are
+ * A text (also the first column of a row) is 'claimed'; bool, numbers and times are
  * zero; all else is NULL.  What can be prepared once per plan is.
  *
  *-------------------------------------------------------------------------
@@ -73,6 +73,7 @@ empty(PG_FUNCTION_ARGS)
 		case BOOLOID:
 		case INT4OID:
 		case INT8OID:
+		case TIMESTAMPTZOID:
 			PG_RETURN_INT64(0);
 		case VOIDOID:
 			PG_RETURN_VOID();

@@ -1072,7 +1072,7 @@ BEGIN
     WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace AND provolatile = 'v'
       AND prorettype <> 'trigger'::pg_catalog.regtype
   LOOP
-    EXECUTE pg_catalog.format('ALTER FUNCTION %s COST 10000', function);
+    EXECUTE pg_catalog.format('ALTER FUNCTION %s COST 5000', function);
   END LOOP;
 END
 $$;

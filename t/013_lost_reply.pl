@@ -19,7 +19,7 @@ $node->safe_psql('postgres', q{
 my $job = q{
 	SELECT status FROM idempotency.claim('reply', '%1$s');
 	INSERT INTO payment VALUES ('%1$s');
-	SELECT idempotency.complete('reply', '%1$s', 'paid');
+	SELECT idempotency.complete('reply', '%1$s', 'paid') > now();
 };
 
 # -------------------------------------------- the reply to COMMIT is lost
@@ -69,7 +69,7 @@ $standby->start;
 $standby->promote;
 is($standby->safe_psql('postgres', q{SELECT status, response FROM idempotency.claim('reply', 'arrived')}), 'completed|paid', 'failover: what arrived is replayed');
 is($standby->safe_psql('postgres', q{SELECT count(*) FROM payment WHERE request_id = 'lost'}), '0', 'what was lost was lost with its work');
-is($standby->safe_psql('postgres', 'BEGIN;' . sprintf($job, 'lost') . 'COMMIT'), "claimed\n", 'so the retry runs');
+is($standby->safe_psql('postgres', 'BEGIN;' . sprintf($job, 'lost') . 'COMMIT'), "claimed\nt", 'so the retry runs');
 $node = $standby;
 
 # --------------------------------------------------------------- a hot key
@@ -101,7 +101,7 @@ my $holder = IPC::Run::start(
 	[ 'psql', '-XAtq', '-d', $node->connstr('postgres') ],
 	'<', \my $in, '>', \my $said, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 $in .= 'BEGIN;' . sprintf($job, 'hot');
-$holder->pump until $said =~ /claimed\n\n/;
+$holder->pump until $said =~ /claimed\nt\n/;
 pgbench_ok('a held key is in progress, at once', sprintf $is, 'in_progress', 'hot');
 my @waiters = map {
 	my $waiter = { out => '' };

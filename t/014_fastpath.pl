@@ -29,22 +29,22 @@ $client->print(message('', pack('N', 3 << 16) . "user\0$user\0database\0postgres
 replies();
 
 query('BEGIN');
-is(call('claim(text,text,jsonb,interval,interval)', 'fast', 'c', undef, undef, undef), '(claimed,,)', 'claim');
-is(call('complete(text,text,text,jsonb,bigint)', 'fast', 'c', 'answer', '{"a": 1}', undef), '', 'complete');
-is(call('claim(text,text,jsonb,interval,interval)', 'fast', 'f', undef, undef, undef), '(claimed,,)', 'claim another');
-is(call('fail(text,text,text,jsonb,bigint)', 'fast', 'f', 'refused', undef, undef), '', 'fail');
+is(call('claim(text,text,jsonb,interval,interval,text)', 'fast', 'c', undef, undef, undef, undef), '(claimed,,)', 'claim');
+like(call('complete(text,text,text,jsonb,bigint,interval)', 'fast', 'c', 'answer', '{"a": 1}', undef, undef), qr/^20/, 'complete');
+is(call('claim(text,text,jsonb,interval,interval,text)', 'fast', 'f', undef, undef, undef, undef), '(claimed,,)', 'claim another');
+like(call('fail(text,text,text,jsonb,bigint,interval)', 'fast', 'f', 'refused', undef, undef, '1 day'), qr/^20/, 'fail');
 query('COMMIT');
-is(call('claim(text,text,jsonb,interval,interval)', 'fast', 'c', undef, undef, undef),
+is(call('claim(text,text,jsonb,interval,interval,text)', 'fast', 'c', undef, undef, undef, undef),
 	'(completed,answer,"{""a"": 1}")', 'what complete stored');
-is(call('run(text,text,text,jsonb,interval,interval,boolean)', 'fast', 'f', 'jsonb_typeof', '[]', undef, undef, 'f'),
+is(call('run(text,text,text,jsonb,interval,interval,boolean,text)', 'fast', 'f', 'jsonb_typeof', '[]', undef, undef, 'f', undef),
 	'(failed,t,refused,)', 'what fail stored');
-is(call('run(text,text,text,jsonb,interval,interval,boolean)', 'fast', 'r', 'jsonb_typeof', '[]', undef, undef, 'f'),
+is(call('run(text,text,text,jsonb,interval,interval,boolean,text)', 'fast', 'r', 'jsonb_typeof', '[]', undef, undef, 'f', undef),
 	'(completed,f,array,)', 'run');
 is(call('transition(regclass,text,text,text,jsonb,name)', $rel, '1', 'CREATED', 'PAID', undef, undef),
 	'(applied,t,CREATED,PAID)', 'transition');
 is(call('fire(regclass,text,text,jsonb,name)', $rel, '1', 'close', undef, undef), '(applied,t,PAID,CLOSED)', 'fire');
 is(call('update_if(regclass,text,bigint,jsonb)', $rel, '1', '1', undef), '(conflict,f,3)', 'update_if');
-like(call('complete(text,text,anyelement,jsonb,bigint)', 'fast', 'c', '1', undef, undef), qr/^0A000 /,
+like(call('complete(text,text,anyelement,jsonb,bigint,interval)', 'fast', 'c', '1', undef, undef, undef), qr/^0A000 /,
 	'the form for any type is out of reach: PostgreSQL refuses it');
 
 $client->close;

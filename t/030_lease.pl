@@ -94,7 +94,7 @@ query("SELECT pg_terminate_backend($pid, 10000)");
 eval { $holder->quit };
 ($status, $fence) = take('killed', '1 h');
 is($status, 'claimed|1|', 'a lease that was not committed went with its backend');
-is((take('killed', '1 h'))[0], 'in_progress||', 'a committed one has not');
+is((take('killed', '1 h'))[0], 'in_progress|1|', 'a committed one has not');
 
 # a leased claim can be committed and prepared unfinished
 query(

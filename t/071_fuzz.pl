@@ -107,6 +107,8 @@ CREATE FOREIGN TABLE far (id int, state text, version bigint) SERVER nowhere;
 CREATE SEQUENCE counter;
 
 CREATE FUNCTION echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+CREATE FUNCTION answers(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$SELECT $1::text, jsonb_build_object('code', 200)$$;
+CREATE FUNCTION strictly(jsonb) RETURNS text STRICT LANGUAGE sql AS 'SELECT $1::text';
 CREATE FUNCTION silent() RETURNS void LANGUAGE sql AS '';
 CREATE FUNCTION raises(r jsonb) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -694,7 +696,7 @@ sub text_value
 	return "'" . pick('A', 'B', 'C', 'off', 'D', 'A   ') . "'" if $name =~ /state$/;
 	return "'" . pick('go', 'back', 'stay', 'A') . "'" if $name eq 'event';
 	return "'" . pick(1 .. 8, 99, '1.0', ' 1', 'x', 'k1', '{"id": 1, "month": 1}', '{"a": "k1", "b": "00000000-0000-0000-0000-000000000001"}', '{"id": 1}', '{"id": 1, "id": 2}', '[1]') . "'" if $name eq 'id';
-	return "'" . pick('echo', 'echo(jsonb)', 'silent', 'raises', 'nests', 'settles', 'many', 'wants_int', 'does', 'gathers', 'no_such', 'pg_sleep', 'public.echo(jsonb)',
+	return "'" . pick('echo', 'echo(jsonb)', 'answers', 'strictly', 'silent', 'raises', 'nests', 'settles', 'many', 'wants_int', 'does', 'gathers', 'no_such', 'pg_sleep', 'public.echo(jsonb)',
 		'meddle', 'idempotency.guard_state', 'idempotency.claim', 'echo(', 'echo(int)', 'jsonb_typeof', 'pg_catalog.jsonb_strip_nulls', '"Echo"', 'row_number', 'echo(jsonb, jsonb)') . "'" if $name eq 'function';
 	return pick(qw('usage' 'admin' 'x')) if $name eq 'audience';
 	return pick(qw('k1' 'k1' 'k2' 'k3' 'k4')) if rand() < 0.95;

@@ -13,7 +13,7 @@ INSERT INTO hand_key SELECT * FROM idempotency.keys LIMIT 100000;
 CREATE FUNCTION empty_claim(scope text, key text) RETURNS idempotency.claim_result LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_run(scope text, key text, function text, request jsonb) RETURNS idempotency.run_result LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_lookup(scope text, key text) RETURNS idempotency.key_record LANGUAGE c AS :'empty', 'empty';
-CREATE FUNCTION empty_complete(scope text, key text, response text) RETURNS void LANGUAGE c AS :'empty', 'empty';
+CREATE FUNCTION empty_complete(scope text, key text, response text) RETURNS timestamptz LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_once(scope text, key text) RETURNS boolean LANGUAGE c AS :'empty', 'empty';
 
 -- The work of run(): one row, and an answer.
