@@ -63,12 +63,12 @@ static const Companion companions[] = {
 
 static void keep_companions(Relation rel, GuardKind kind);
 static bool is_wanted(Relation rel, const Companion *companion);
-static const Trigger *find_trigger(Relation rel, GuardKind kind,
-								   AttrNumber column, int16 type);
+static char *find_trigger(Relation rel, GuardKind kind, AttrNumber column,
+						  int16 type);
 static char *create_trigger(Relation rel, GuardKind kind, const char *name,
 							const char *events, AttrNumber column,
 							const char *arguments);
-static void drop_trigger(Relation rel, const Trigger *trigger);
+static void drop_trigger(Relation rel, const char *name);
 static void run_utility(const char *command);
 static char *free_trigger_name(Relation rel, const char *name);
 
@@ -119,10 +119,9 @@ ik_detach(FunctionCallInfo fcinfo, GuardKind kind)
 {
 	AttrNumber	column;
 	Relation	rel = ik_open_owned(fcinfo, &column);
-	const Trigger *trigger = find_trigger(rel, kind, column, 0);
-	Datum		name;
+	char	   *name = find_trigger(rel, kind, column, 0);
 
-	if (trigger == NULL)
+	if (name == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("no %s is attached to column \"%s\" of table \"%s\"",
@@ -131,11 +130,10 @@ ik_detach(FunctionCallInfo fcinfo, GuardKind kind)
 						RelationGetRelationName(rel)),
 				 errhint("What is attached shows in \\d as triggers that call idempotency.%s().",
 						 guard_names[kind].function)));
-	name = DirectFunctionCall1(namein, CStringGetDatum(trigger->tgname));
-	drop_trigger(rel, trigger);
+	drop_trigger(rel, name);
 	keep_companions(rel, kind);
 	table_close(rel, NoLock);
-	return name;
+	return DirectFunctionCall1(namein, CStringGetDatum(name));
 }
 
 /* The trigger function of a kind. */
@@ -170,18 +168,18 @@ keep_companions(Relation rel, GuardKind kind)
 	for (int i = 0; i < lengthof(companions); i++)
 	{
 		const Companion *companion = &companions[i];
-		const Trigger *trigger;
+		char	   *name;
 		bool		wanted;
 
 		if (companion->kind != kind)
 			continue;
-		trigger = find_trigger(rel, kind, InvalidAttrNumber, companion->type);
+		name = find_trigger(rel, kind, InvalidAttrNumber, companion->type);
 		wanted = is_wanted(rel, companion);
-		if (wanted && trigger == NULL)
+		if (wanted && name == NULL)
 			create_trigger(rel, kind, companion->name, companion->events,
 						   InvalidAttrNumber, "");
-		else if (!wanted && trigger != NULL)
-			drop_trigger(rel, trigger);
+		else if (!wanted && name != NULL)
+			drop_trigger(rel, name);
 	}
 }
 
@@ -206,11 +204,12 @@ is_wanted(Relation rel, const Companion *companion)
 }
 
 /*
- * A trigger that calls the kind's function, or NULL: with that column as its
- * list, or without a list if column is 0; of that tgtype, or of any if type is
- * 0.
+ * The name of a trigger that calls the kind's function, or NULL: with that
+ * column as its list, or without a list if column is 0; of that tgtype, or of
+ * any if type is 0.  A copy: the relation's triggers are read again, and what
+ * they were is freed, whenever an invalidation of it comes in.
  */
-static const Trigger *
+static char *
 find_trigger(Relation rel, GuardKind kind, AttrNumber column, int16 type)
 {
 	Oid			function = ik_guard_function(kind);
@@ -224,7 +223,7 @@ find_trigger(Relation rel, GuardKind kind, AttrNumber column, int16 type)
 			(column == InvalidAttrNumber ? trigger->tgnattr == 0 :
 			 trigger->tgnattr == 1 &&
 			 (column == ANY_COLUMN || trigger->tgattr[0] == column)))
-			return trigger;
+			return pstrdup(trigger->tgname);
 	}
 	return NULL;
 }
@@ -251,10 +250,10 @@ create_trigger(Relation rel, GuardKind kind, const char *name,
 
 /* Drop a trigger as the caller. */
 static void
-drop_trigger(Relation rel, const Trigger *trigger)
+drop_trigger(Relation rel, const char *name)
 {
 	run_utility(psprintf("DROP TRIGGER %s ON %s",
-						 quote_identifier(trigger->tgname),
+						 quote_identifier(name),
 						 ik_quoted_name(rel)));
 }
 
