@@ -78,4 +78,52 @@ is($node->safe_psql('postgres', q{SELECT extract(epoch FROM how_long)::integer F
 configure(max_ttl => '1h');
 is($session->query_safe(q{SELECT status FROM idempotency.claim('limits', 'longest')}), 'completed', 'lowered, it changes no answer');
 
+#
+# Tokens: no role, database or session has another limit, so that what one purges
+# another does not miss
+#
+my ($ret, $out, $err) = $node->psql('postgres', q{
+	SELECT FROM idempotency.issue_token('s', 'p');
+	ALTER ROLE app SET idempotency.token_retention = 0;
+	ALTER DATABASE postgres SET idempotency.token_max_ttl = '1s';
+	SET idempotency.token_retention = 0;
+}, on_error_stop => 0);
+is(scalar(() = $err =~ /ERROR:  parameter "idempotency.token_\w+" cannot be changed now/g), 3, 'not for a role, a database or a session');
+
+# One session has a token, or a lock on one of the tables, while another asks for
+# the token; its time is over when the first lets go.
+my $waiter = $node->background_psql('postgres', extra_params => [ '-U', 'app' ]);
+sub after_wait
+{
+	my ($hold, $ask, $done, $name, $expected) = @_;
+	my $holder = $node->background_psql('postgres');
+	$holder->query_safe("BEGIN; $hold");
+	$waiter->query_until(qr/asked/, "\\echo asked\n$ask;\n");
+	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event_type = 'Lock'})
+	  or die 'nobody waits';
+	$holder->query_safe("SELECT pg_sleep(3.1); $done");
+	$holder->quit;
+	my ($answer) = $waiter->query_safe(q{SELECT 'end'}) =~ /(\w+)\nend/;
+	is($answer, $expected, $name);
+}
+sub issue { return $node->safe_psql('postgres', q{SELECT idempotency.issue_token('s', 'p', '3 s')}); }
+sub ask { return "SELECT status FROM idempotency.$_[0]_token('$_[1]', 's', 'p')"; }
+
+for my $end ([ 'ROLLBACK', 'expired' ], [ 'COMMIT', 'used' ])
+{
+	my $token = issue();
+	after_wait(ask(consume => $token), ask(consume => $token), $end->[0], "its time is over after a rival's $end->[0]", $end->[1]);
+}
+
+# past retention too; and what purge removed meanwhile is not taken for unused
+configure(token_retention => '0');
+for my $function (qw(consume check))
+{
+	after_wait('LOCK TABLE idempotency.token_generations', ask($function => issue()), 'COMMIT', "$function: past retention after the wait", 'stale');
+}
+my $token = issue();
+is($waiter->query_safe(ask(consume => $token)), 'consumed', 'one is used');
+after_wait('LOCK TABLE idempotency.used_tokens', ask(check => $token), 'SELECT idempotency.purge(); COMMIT', 'its mark is purged while we wait', 'stale');
+$waiter->quit;
+
 done_testing();

@@ -121,7 +121,7 @@ ik_define_settings(void)
 							"Lowered, it also shortens the tokens that were issued before.",
 							&ik_token_max_ttl,
 							7 * 24 * 60 * 60, 1, INT_MAX,
-							PGC_SUSET, GUC_UNIT_S,
+							PGC_SIGHUP, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.token_retention",
@@ -129,7 +129,7 @@ ik_define_settings(void)
 							NULL,
 							&ik_token_retention,
 							24 * 60 * 60, 0, INT_MAX,
-							PGC_SUSET, GUC_UNIT_S,
+							PGC_SIGHUP, GUC_UNIT_S,
 							NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");

@@ -187,9 +187,13 @@ WHERE id IN (md5('used')::uuid, md5('revoked')::uuid, md5('never')::uuid);
 SELECT idempotency.purge() >= 2 AS purged;
 SELECT id = md5('never')::uuid AS never, count(*) FROM idempotency.used_tokens WHERE id IN (md5('used')::uuid, md5('revoked')::uuid, md5('never')::uuid) GROUP BY 1;
 SELECT consume_(forge('used', '-2 days', '-24:00')), consume_(forge('revoked', '-2 days', '-24:00'));
-SET idempotency.token_retention = 0;
+ALTER SYSTEM SET idempotency.token_retention = 0;
+SELECT pg_reload_conf();
+\c -
 SELECT consume_(forge('x', '-5 min', '-1 ms')), check_(forge('x', '-5 min', '1 min'));
-RESET idempotency.token_retention;
+ALTER SYSTEM RESET idempotency.token_retention;
+SELECT pg_reload_conf();
+\c -
 -- whatever else a signature can be under: no version, key or encoding but ours;
 -- issued in the future is no matter: the clock may have been set back
 SELECT check_(forge('y', '0', '1 min')), check_(forge('y', '0', '1 min', version => '00')), check_(forge('y', '0', '1 min', version => '02')),
@@ -350,6 +354,7 @@ SELECT check_(:'t');
 ----------------------------------------------------------------------------
 SELECT name, setting, unit, context FROM pg_settings WHERE name LIKE 'idempotency.token%' ORDER BY name;
 SET ROLE regress_token;
+-- one value for all sessions: none can have another
 SELECT try('SET idempotency.token_max_ttl = 1'), try('SET idempotency.token_retention = 1');
 -- seven days are seven days, also where one of them has 25 hours
 SET timezone = 'Europe/Berlin';
@@ -359,13 +364,19 @@ RESET timezone;
 -- lowered, the limit holds for what was issued before
 SELECT idempotency.issue_token('user-1', 'form', '7 days') AS t \gset
 RESET ROLE;
-SET idempotency.token_max_ttl = '1 h';
+ALTER SYSTEM SET idempotency.token_max_ttl = '1 h';
+SELECT pg_reload_conf();
+\c -
 SELECT status, expires_at - issued_at AS ttl FROM idempotency.check_token(:'t', 'user-1', 'form');
 SELECT try('SELECT idempotency.issue_token(''user-1'', ''form'', ''61 min'')');
-SET idempotency.token_max_ttl = '1 s';
+ALTER SYSTEM SET idempotency.token_max_ttl = '1 s';
+SELECT pg_reload_conf();
+\c -
 SELECT pg_sleep(1);
 SELECT consume_(:'t');
-RESET idempotency.token_max_ttl;
+ALTER SYSTEM RESET idempotency.token_max_ttl;
+SELECT pg_reload_conf();
+\c -
 SELECT consume_(:'t');
 -- its mark is kept until its own end, whatever the limit was
 SELECT expires_at - marked_at > interval '6 days 23:00' AS own_end FROM idempotency.used_tokens ORDER BY marked_at DESC LIMIT 1;
