@@ -1057,27 +1057,6 @@ END;
 COMMENT ON FUNCTION idempotency.holder(text, text) IS 'admin: who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
 
 ----------------------------------------------------------------------------
--- Costs
-----------------------------------------------------------------------------
-
--- A function that does something costs more than any condition that stands
--- beside it: so the planner asks the others first, and nothing is done for rows
--- that they drop.
-DO $$
-DECLARE
-  function regprocedure;
-BEGIN
-  FOR function IN
-    SELECT oid FROM pg_catalog.pg_proc
-    WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace AND provolatile = 'v'
-      AND prorettype <> 'trigger'::pg_catalog.regtype
-  LOOP
-    EXECUTE pg_catalog.format('ALTER FUNCTION %s COST 5000', function);
-  END LOOP;
-END
-$$;
-
-----------------------------------------------------------------------------
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin
 ----------------------------------------------------------------------------
 
@@ -1287,6 +1266,23 @@ BEGIN ATOMIC
   SELECT idempotency.change_privileges('REVOKE %s FROM %I', role, '{usage, admin}');
 END;
 COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; false: it had nothing of that; errors: as grant_usage()';
+
+-- A function that does something costs more than any condition that stands
+-- beside it: so the planner asks the others first, and nothing is done for rows
+-- that they drop.
+DO $$
+DECLARE
+  function regprocedure;
+BEGIN
+  FOR function IN
+    SELECT oid FROM pg_catalog.pg_proc
+    WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace AND provolatile = 'v'
+      AND prorettype <> 'trigger'::pg_catalog.regtype
+  LOOP
+    EXECUTE pg_catalog.format('ALTER FUNCTION %s COST 5000', function);
+  END LOOP;
+END
+$$;
 
 -- Nothing for PUBLIC, even where default privileges would give it.
 REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;

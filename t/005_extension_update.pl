@@ -50,6 +50,10 @@ for my $replaced (qr/FUNCTION idempotency\.privileges_of.*?\$\$;\n/s,
 	$delta .= "CREATE OR REPLACE $1";
 }
 
+# Replaced, a function costs what it does by default.
+like($fresh, my $costs = qr/^DO \$\$\n(?:(?!^\$\$;).)*COST 5000.*?^\$\$;\n/ms, 'repeat: costs');
+$delta .= $& if $fresh =~ $costs;
+
 END { restore() if $fresh }
 
 sub restore
