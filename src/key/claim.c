@@ -73,18 +73,15 @@ idempotency_release(PG_FUNCTION_ARGS)
 	text	   *scope;
 	text	   *key;
 	const int64 *fence = ik_fence_argument(fcinfo, 2);
-	uint64		hash;
 	Claim	   *claim;
 	bool		released = true;
 
 	ik_get_identity(fcinfo, &scope, &key);
-	hash = ik_lock_hash(scope, key);
-	claim = ik_find_claim(hash, scope, key);
+	claim = ik_find_claim(scope, key);
 	if (claim != NULL && fence == NULL)
 	{
-		ik_mark_settled(claim);
+		ik_hide_key(claim->lock_hash);
 		ik_settle_claim(claim);
-		ik_hide_key(hash);
 	}
 	else
 		released = ik_release_lease(scope, key, fence,
@@ -112,7 +109,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 	give_up = ik_give_up_at(NULL);
 
 	ik_open_key(&row, request.scope, request.key, RowExclusiveLock);
-	if (ik_find_claim(row.lock_hash, request.scope, request.key))
+	if (ik_find_claim(request.scope, request.key))
 		status = KEY_HELD;
 	else
 		status = ik_seize_key(&row, &request, give_up, &answer);
@@ -121,11 +118,10 @@ idempotency_once(PG_FUNCTION_ARGS)
 		Claim		claim = {
 			.scope = request.scope,
 			.key = request.key,
-			.ttl = request.ttl,
 			.created_at = GetCurrentTimestamp()
 		};
 
-		ik_write_answer(&row, &claim, KEY_COMPLETED, &answer);
+		ik_write_answer(&row, &claim, KEY_COMPLETED, &answer, request.ttl);
 		ik_unlock_row(&row);
 	}
 	ik_close_row(&row);
@@ -169,7 +165,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	memset(nulls, true, sizeof(nulls));
 	ik_get_identity(fcinfo, &scope, &key);
 	ik_open_key(&row, scope, key, AccessShareLock);
-	claim = ik_find_claim(row.lock_hash, scope, key);
+	claim = ik_find_claim(scope, key);
 	if (claim != NULL)
 	{
 		values[0] = ik_status_datum(KEY_HELD);
@@ -222,7 +218,7 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	ik_get_identity(fcinfo, &scope, &key);
 	ik_refuse_to_write("idempotency.forget()");
 	ik_open_key(&row, scope, key, RowExclusiveLock);
-	ik_lock_row(&row);
+	ik_lock_key(&row);
 	if (row.state == ROW_FOUND)
 	{
 		KeyRow		stored;
@@ -261,7 +257,7 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 	if (!PG_ARGISNULL(3))
 		answer.meta = PG_GETARG_JSONB_P(3);
 
-	claim = ik_find_claim(ik_lock_hash(scope, key), scope, key);
+	claim = ik_find_claim(scope, key);
 	if (claim != NULL && fence == NULL)
 		expires_at = ik_complete_claim(claim, outcome, &answer, ttl);
 	else

@@ -103,8 +103,13 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 
 /* The open claim on this key, or NULL. */
 Claim *
-ik_find_claim(uint64 lock_hash, const text *scope, const text *key)
+ik_find_claim(const text *scope, const text *key)
 {
+	uint64		lock_hash;
+
+	if (nclaims == 0)
+		return NULL;
+	lock_hash = ik_lock_hash(scope, key);
 	for (Claim *claim = chains[lock_hash % nchains]; claim; claim = claim->next)
 	{
 		if (claim->lock_hash == lock_hash && claim->settled == 0 &&
@@ -115,24 +120,20 @@ ik_find_claim(uint64 lock_hash, const text *scope, const text *key)
 }
 
 /*
- * The claim is being completed, failed or released: from here on it is found
- * no more, unless the subtransaction rolls back.
- */
-void
-ik_mark_settled(Claim *claim)
-{
-	claim->settled = GetCurrentTransactionNestLevel();
-	dlist_push_head(&settled_claims, &claim->settled_node);
-}
-
-/*
- * It has been.  At the level of its owner that is the end of it, and its lock
- * is given back; deeper, it may come back.
+ * The claim is completed, failed or released.  At the level of its owner that
+ * is the end of it, and its lock is given back; deeper, it may come back.
  */
 void
 ik_settle_claim(Claim *claim)
 {
-	if (claim->settled == claim->level)
+	int			level = GetCurrentTransactionNestLevel();
+
+	if (claim->level < level)
+	{
+		claim->settled = level;
+		dlist_push_head(&settled_claims, &claim->settled_node);
+	}
+	else
 	{
 		ik_unlock(claim->lock_hash);
 		remove_claim(claim);

@@ -63,6 +63,7 @@ const char *const ik_key_statuses[COUNTED_OUTCOMES] = {
 
 static KeyStatus judge(RowAccess *row, const KeyRequest *request,
 					   KeyAnswer *answer);
+static void name_lock(RowAccess *row);
 static bool snapshot_shows_answer(RowAccess *row);
 static void *varlena_or_null(TupleTableSlot *slot, int col);
 
@@ -132,8 +133,7 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 
 	/* the lock of the write to come, though a replay needs less */
 	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
-	*claim = ik_find_claim(row.lock_hash, request->scope,
-						   request->key);
+	*claim = ik_find_claim(request->scope, request->key);
 	if (*claim != NULL)
 		status = ik_mismatch((*claim)->fingerprint, request) ?
 			KEY_MISMATCH : KEY_HELD;
@@ -163,10 +163,8 @@ ik_complete_claim(Claim *claim, KeyStatus outcome, const KeyAnswer *answer,
 	RowAccess	row;
 	TimestampTz expires_at;
 
-	ik_mark_settled(claim);
-	if (ttl != 0)
-		claim->ttl = ttl;
 	ik_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
+	row.lock_hash = claim->lock_hash;
 	row.locked = true;
 	if (claim->replaces)
 	{
@@ -177,7 +175,8 @@ ik_complete_claim(Claim *claim, KeyStatus outcome, const KeyAnswer *answer,
 			judge(&row, NULL, &ignored) != KEY_CLAIMED)
 			row.state = ROW_ABSENT; /* the unique index will say no */
 	}
-	expires_at = ik_write_answer(&row, claim, outcome, answer);
+	expires_at = ik_write_answer(&row, claim, outcome, answer,
+								 ttl != 0 ? ttl : claim->ttl);
 	ik_close_row(&row);
 	ik_settle_claim(claim);
 	return expires_at;
@@ -281,13 +280,30 @@ ik_ttl_argument(FunctionCallInfo fcinfo, int argument)
 	return ttl;
 }
 
+/*
+ * Prepare to look at a key, with the table's lock.  The key's lock is named
+ * when it is to be taken: a replay mostly needs none.
+ */
 void
-ik_open_key(RowAccess *row, text *scope, text *key,
-			LOCKMODE lockmode)
+ik_open_key(RowAccess *row, text *scope, text *key, LOCKMODE lockmode)
 {
-	ik_open_row(row, &ik_keys, PointerGetDatum(key),
-				PointerGetDatum(scope),
-				ik_lock_hash(scope, key), lockmode);
+	ik_open_row(row, &ik_keys, PointerGetDatum(key), PointerGetDatum(scope),
+				0, lockmode);
+}
+
+/* Take the key's lock and look, waiting for every rival. */
+void
+ik_lock_key(RowAccess *row)
+{
+	name_lock(row);
+	ik_lock_row(row);
+}
+
+static void
+name_lock(RowAccess *row)
+{
+	row->lock_hash = ik_lock_hash(DatumGetTextPP(row->key[1]),
+								  DatumGetTextPP(row->key[0]));
 }
 
 /*
@@ -322,6 +338,7 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 			return status;
 	}
 
+	name_lock(row);
 	for (;;)
 	{
 		ik_try_row(row);
@@ -551,12 +568,12 @@ judge(RowAccess *row, const KeyRequest *request, KeyAnswer *answer)
  */
 TimestampTz
 ik_write_answer(RowAccess *row, const Claim *claim, KeyStatus outcome,
-				const KeyAnswer *answer)
+				const KeyAnswer *answer, int64 ttl)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	KeyRow		next = {
 		.created_at = claim->created_at,
-		.expires_at = ik_expiry(now, claim->ttl),
+		.expires_at = ik_expiry(now, ttl),
 		.status = outcome == KEY_COMPLETED ? STATUS_COMPLETED : STATUS_FAILED,
 		.response = answer->response,
 		.meta = answer->meta,

@@ -41,9 +41,7 @@ typedef struct Claim
 extern Claim *ik_add_claim(uint64 lock_hash, const text *scope,
 						   const text *key, const bytea *fingerprint,
 						   int64 ttl);
-extern Claim *ik_find_claim(uint64 lock_hash, const text *scope,
-							const text *key);
-extern void ik_mark_settled(Claim *claim);
+extern Claim *ik_find_claim(const text *scope, const text *key);
 extern void ik_settle_claim(Claim *claim);
 
 /* key.c: keys */
@@ -127,6 +125,7 @@ extern void ik_put_answer(Datum *values, bool *nulls,
 						  const KeyAnswer *answer);
 extern void ik_open_key(RowAccess *row, text *scope, text *key,
 						LOCKMODE lockmode);
+extern void ik_lock_key(RowAccess *row);
 extern KeyStatus ik_seize_key(RowAccess *row,
 							  const KeyRequest *request,
 							  TimestampTz give_up,
@@ -137,7 +136,8 @@ extern void ik_take_over(KeyRow *next, const KeyRow *old,
 						 TimestampTz now);
 extern TimestampTz ik_expiry(TimestampTz from, int64 ttl);
 extern TimestampTz ik_write_answer(RowAccess *row, const Claim *claim,
-								   KeyStatus outcome, const KeyAnswer *answer);
+								   KeyStatus outcome, const KeyAnswer *answer,
+								   int64 ttl);
 extern bool ik_key_is_present(const KeyRow *stored, TimestampTz now);
 extern KeyStatus ik_stored_status(const KeyRow *stored);
 

@@ -279,7 +279,7 @@ take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
 	memset(answer, 0, sizeof(KeyAnswer));
 
 	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
-	claim = ik_find_claim(row.lock_hash, request->scope, request->key);
+	claim = ik_find_claim(request->scope, request->key);
 	if (claim != NULL)
 		status = ik_mismatch(claim->fingerprint, request) ?
 			KEY_MISMATCH : KEY_HELD;
@@ -399,9 +399,9 @@ find_lease(RowAccess *row, text *scope, text *key, const int64 *fence,
 	bool		leased;
 
 	ik_open_key(row, scope, key, RowExclusiveLock);
-	if (ik_find_claim(row->lock_hash, scope, key) != NULL)
+	if (ik_find_claim(scope, key) != NULL)
 		stale_fence("This transaction has claimed the key itself since, in transaction mode.");
-	ik_lock_row(row);
+	ik_lock_key(row);
 	if (row->state == ROW_FOUND)
 	{
 		ik_read_key(row->slot, lease);

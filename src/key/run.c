@@ -85,8 +85,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 			status = KEY_FAILED;
 
 		/* what the function itself did with its key stands */
-		claim = ik_find_claim(ik_lock_hash(request.scope, request.key),
-							  request.scope, request.key);
+		claim = ik_find_claim(request.scope, request.key);
 		if (claim != NULL)
 			ik_complete_claim(claim, status, &answer, 0);
 		else if (!ik_read_answer(request.scope, request.key, &status, &answer))

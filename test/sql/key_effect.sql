@@ -76,7 +76,17 @@ SELECT status, replayed, response FROM idempotency.run('effect', 'k', 'pay', '{"
 SELECT status, replayed, response FROM idempotency.run('effect', 'k', 'pay', '{"account": 1}');
 TABLE state;
 
+-- nothing is marked as done for a row that another condition drops
 RESET ROLE;
+CREATE FUNCTION effect.slow(kind text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RETURN kind = 'Payment'; END $$;
+CREATE TABLE effect.event AS SELECT i AS id, CASE WHEN i % 10 = 0 THEN 'Payment' ELSE 'refund' END AS kind FROM generate_series(1, 100) i;
+SELECT count(*) AS due FROM effect.event WHERE idempotency.once('effect', 'a' || id) AND lower(kind) = 'payment';
+SELECT count(*) AS due FROM effect.event WHERE idempotency.once('effect', 'b' || id) AND effect.slow(kind) AND kind LIKE 'P%';
+SELECT left(key, 1) AS mark, count(*) AS marked FROM idempotency.keys WHERE scope = 'effect' AND key ~ '^[ab]\d' GROUP BY 1 ORDER BY 1;
+-- so every function that does something costs more than what stands beside it
+SELECT oid::regprocedure AS cheap FROM pg_proc
+WHERE pronamespace = 'idempotency'::regnamespace AND provolatile = 'v' AND prorettype <> 'trigger'::regtype AND proname !~ 'grant|revoke_(usage|admin)' AND procost < 5000;
+
 SET client_min_messages = warning;
 DROP SCHEMA effect CASCADE;
 DROP OWNED BY regress_effect;

@@ -73,6 +73,15 @@ COMMIT;
 SELECT key, expires_at = until AS stored, round(extract(epoch FROM expires_at - created_at)) AS seconds
 FROM (VALUES ('own', :'own'::timestamptz), ('short', :'short'), ('long', :'long')) v (key, until), LATERAL idempotency.lookup('expiry', key);
 
+-- which goes with what ROLLBACK TO takes back
+BEGIN;
+SELECT status FROM idempotency.claim('expiry', 'again', ttl => '1 h');
+SAVEPOINT s;
+SELECT idempotency.complete('expiry', 'again', ttl => '1 min') < clock_timestamp() + '2 min' AS a_minute;
+ROLLBACK TO s;
+SELECT idempotency.complete('expiry', 'again') > clock_timestamp() + '59 min' AS an_hour;
+COMMIT;
+
 -- the expired row goes away between the claim and its answer
 SELECT idempotency.once('expiry', 'vanishing', '1 us');
 RESET SESSION AUTHORIZATION;
