@@ -200,6 +200,7 @@ attach_segment(void)
 	{
 		ErrorData  *error;
 
+		HOLD_INTERRUPTS();		/* an error gives up all holds */
 		MemoryContextSwitchTo(TopMemoryContext);
 		error = CopyErrorData();
 		FlushErrorState();
