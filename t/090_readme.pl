@@ -85,6 +85,26 @@ delete @default{qw(idempotency.purge_databases idempotency.purge_interval)};
 is(join("\n", map { "$_|$default{$_}" } sort keys %default),
 	$settings, 'the settings are all listed, with their defaults');
 
+# what the catalog has for others, with its arguments or columns
+my $reference = join "\n", $text{'doc/reference.md'} =~ /^\|.*/gm;
+my @missing;
+for my $object (split /\n/, $node->safe_psql('README', q{
+	SELECT p.proname || '(' || coalesce((SELECT string_agg(n, ',' ORDER BY i)
+		FROM unnest(p.proargnames, p.proargmodes) WITH ORDINALITY a (n, m, i) WHERE coalesce(m, 'i') = 'i'), '') || ')'
+	FROM pg_proc p WHERE p.pronamespace = 'idempotency'::regnamespace AND obj_description(p.oid, 'pg_proc') !~ '^internal'
+	UNION ALL
+	SELECT c.relname || '(' || (SELECT string_agg(attname, ',' ORDER BY attnum) FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0) || ')'
+	FROM pg_class c WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v') AND obj_description(c.oid, 'pg_class') !~ '^internal'}))
+{
+	my ($name, $parts) = $object =~ /(.*)\((.*)\)/;
+	my @rows = grep { /`\Q$name\E[(`]/ } split /\n/, $reference;
+	my $short = grep { /`\Q$name\E`/ && !/^\| `\Q$name\E`/ } @rows;    # with a sibling that has the same
+
+	push @missing, $object
+	  unless $short || grep { my $row = $_; @rows && !grep { $row !~ /\b\Q$_\E\b/ } split /,/, $parts } @rows;
+}
+is_deeply(\@missing, [], 'doc/reference.md has every function and view, with all arguments and columns');
+
 $node->stop;
 done_testing();
 
