@@ -11,6 +11,7 @@ OBJS = \
 	src/store/lock.o \
 	src/store/own.o \
 	src/store/row.o \
+	src/store/rows.o \
 	src/store/sample.o \
 	src/store/secret.o \
 	src/store/tables.o \
@@ -32,7 +33,13 @@ OBJS = \
 	src/token/form.o \
 	src/token/signing_key.o \
 	src/token/token.o \
+	src/outbox/counts.o \
+	src/outbox/event.o \
+	src/outbox/floor.o \
+	src/outbox/lease.o \
 	src/outbox/outbox.o \
+	src/outbox/take.o \
+	src/outbox/wait.o \
 	src/machine/attach.o \
 	src/machine/definition.o \
 	src/machine/diagram.o \

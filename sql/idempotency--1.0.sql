@@ -628,11 +628,12 @@ SELECT idempotency.rotate_token_key();
 -- CACHE 1, or the ids of two sessions would not follow the order in which a
 -- key's events were emitted.
 CREATE SEQUENCE idempotency.outbox_id_seq CACHE 1;
-COMMENT ON SEQUENCE idempotency.outbox_id_seq IS 'internal: the ids of events';
+COMMENT ON SEQUENCE idempotency.outbox_id_seq IS 'internal: the ids of events, their places in the queue, and the numbers of leases';
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_id_seq', '');
 
 CREATE TABLE idempotency.outbox (
   id         bigint      PRIMARY KEY,
+  place      bigint      NOT NULL,
   due        timestamptz NOT NULL,
   emitted_at timestamptz NOT NULL,
   parked_at  timestamptz,
@@ -645,49 +646,108 @@ CREATE TABLE idempotency.outbox (
   error      text
 );
 COMMENT ON TABLE idempotency.outbox IS 'internal: events that are to be delivered, and parked ones';
-COMMENT ON COLUMN idempotency.outbox.due IS 'when take may look at it next; infinity: parked, or set aside behind another event of its key';
-COMMENT ON COLUMN idempotency.outbox.attempt IS 'how often it was handed out; the newest number is the one that counts';
-COMMENT ON COLUMN idempotency.outbox.tries IS 'how often it was handed out since it was emitted or retry_parked';
-COMMENT ON COLUMN idempotency.outbox.state IS 'r: ready, l: leased until due, a: acknowledged, p: parked';
-CREATE INDEX outbox_due_idx ON idempotency.outbox (topic, due);
-CREATE INDEX outbox_key_idx ON idempotency.outbox (topic, key, state, id) WHERE key IS NOT NULL;
+COMMENT ON COLUMN idempotency.outbox.place IS 'the order in which events are taken: the id, or a later number if the event was given back';
+COMMENT ON COLUMN idempotency.outbox.due IS 'when take may look at it; -infinity: at once, infinity: parked';
+COMMENT ON COLUMN idempotency.outbox.attempt IS 'how many attempts have failed; an attempt that is under way is known from outbox_leases';
+COMMENT ON COLUMN idempotency.outbox.tries IS 'how many of them since it was emitted or retried';
+COMMENT ON COLUMN idempotency.outbox.state IS 'r: ready or out, l: ready since its lease ran out, p: parked, b: parked, and its key waits';
+CREATE INDEX outbox_due_idx ON idempotency.outbox (topic, due, place);
+CREATE INDEX outbox_key_idx ON idempotency.outbox (key, topic, id) WHERE key IS NOT NULL AND state <> 'p';
 SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox', '');
 
-CREATE FUNCTION idempotency.emit(topic text, payload jsonb, key text DEFAULT NULL) RETURNS bigint
+-- Events are leased block by block: that is one small row for what a worker took
+-- of 64 events, and no write to the events themselves.
+CREATE TABLE idempotency.outbox_leases (
+  block    bigint      NOT NULL,
+  taken    bigint      NOT NULL,
+  deadline timestamptz NOT NULL,
+  events   bigint      NOT NULL,
+  topic    text        NOT NULL COLLATE "C",
+  PRIMARY KEY (block, taken)
+);
+COMMENT ON TABLE idempotency.outbox_leases IS 'internal: which events are out, and until when';
+COMMENT ON COLUMN idempotency.outbox_leases.block IS 'id / 64 of its events';
+COMMENT ON COLUMN idempotency.outbox_leases.taken IS 'a number; the lease counts for events with a lower place';
+COMMENT ON COLUMN idempotency.outbox_leases.events IS 'a bit for each event of the block';
+CREATE INDEX outbox_leases_deadline_idx ON idempotency.outbox_leases (topic, deadline);
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_leases', '');
+
+CREATE TABLE idempotency.outbox_keys (
+  taken bigint NOT NULL,
+  id    bigint NOT NULL,
+  topic text   NOT NULL COLLATE "C",
+  key   text   NOT NULL COLLATE "C",
+  PRIMARY KEY (key, topic, taken)
+);
+COMMENT ON TABLE idempotency.outbox_keys IS 'internal: which event of an ordering key is out; the one with the highest number counts';
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_keys', '');
+
+CREATE TABLE idempotency.outbox_topics (
+  topic         text    PRIMARY KEY COLLATE "C",
+  max_attempts  integer,
+  parked_blocks boolean NOT NULL
+);
+COMMENT ON TABLE idempotency.outbox_topics IS 'internal: what set_topic says';
+SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_topics', '');
+
+CREATE FUNCTION idempotency.emit(topic text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_emit';
-COMMENT ON FUNCTION idempotency.emit(text, jsonb, text) IS 'writes an event in this transaction and returns its id; events of one key come in the order of their ids, NULL: in any; payload may be NULL; errors: 22004, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.emit(text, jsonb, text, interval) IS 'writes an event in this transaction and returns its id; events of one key come in the order of their ids, NULL: in any; payload may be NULL; delay: not before then, nor the later ones of its key; errors: 22004, 22008, 22023, 25006, 55000';
 
-CREATE FUNCTION idempotency.take(topic text, max integer DEFAULT 100, lease interval DEFAULT '30 s')
-RETURNS TABLE (id bigint, attempt integer, key text, payload jsonb, emitted_at timestamptz)
+CREATE FUNCTION idempotency.emit_batch(topic text, payloads jsonb[], keys text[] DEFAULT NULL, delay interval DEFAULT NULL) RETURNS bigint[]
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_emit_batch';
+COMMENT ON FUNCTION idempotency.emit_batch(text, jsonb[], text[], interval) IS 'writes an event for each payload, in one call; keys: one for each, or NULL; returns the ids in their order; the rest as emit()';
+
+CREATE FUNCTION idempotency.take(topic text, max bigint DEFAULT 100, lease interval DEFAULT '30 s')
+RETURNS TABLE (id bigint, attempt bigint, key text, payload jsonb, emitted_at timestamptz)
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'idempotency_take';
-COMMENT ON FUNCTION idempotency.take(text, integer, interval) IS 'hands out up to max due events of a topic until the lease ends; commit before you act on them; errors: 22004, 22008, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.take(text, bigint, interval) IS 'hands out up to max due events of a topic until the lease ends; commit before you act on them; errors: 22004, 22008, 22023, 25006, 55000';
 
-CREATE FUNCTION idempotency.ack(id bigint, attempt integer) RETURNS boolean
+CREATE FUNCTION idempotency.ack(id bigint, attempt bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';
-COMMENT ON FUNCTION idempotency.ack(bigint, integer) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event; errors: 22004, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.ack(bigint, bigint) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event; errors: 22004, 25006, 40P01, 55000';
 
-CREATE FUNCTION idempotency.ack(ids bigint[], attempts integer[]) RETURNS bigint
-LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack_many';
-COMMENT ON FUNCTION idempotency.ack(bigint[], integer[]) IS 'the same for many events; returns how many were removed; errors: 22004, 22023, 25006, 40P01, 55000';
+CREATE FUNCTION idempotency.ack_batch(ids bigint[], attempts bigint[]) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack_batch';
+COMMENT ON FUNCTION idempotency.ack_batch(bigint[], bigint[]) IS 'ack() for many events; returns how many were removed; errors: 22004, 22023, 25006, 40P01, 55000';
 
-CREATE FUNCTION idempotency.nack(id bigint, attempt integer, retry_in interval DEFAULT NULL, error text DEFAULT NULL) RETURNS boolean
+CREATE FUNCTION idempotency.nack(id bigint, attempt bigint, retry_in interval DEFAULT NULL, error text DEFAULT NULL) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_nack';
-COMMENT ON FUNCTION idempotency.nack(bigint, integer, interval, text) IS 'gives an event back, due after retry_in (NULL: at once), or parks it after its last attempt; error: a note, may be NULL; false: this attempt was superseded; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.nack(bigint, bigint, interval, text) IS 'gives an event back, due after retry_in (NULL: 1 s, doubled with each attempt, at most 1 h), or parks it after its last attempt; error: a note, may be NULL; false: this attempt was superseded; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
+
+CREATE PROCEDURE idempotency.wait_for_events(topic text, timeout interval DEFAULT '1 min')
+LANGUAGE C AS 'MODULE_PATHNAME', 'idempotency_wait_for_events';
+COMMENT ON PROCEDURE idempotency.wait_for_events(text, interval) IS 'returns as soon as take() may have an event of the topic, or after the timeout; commits, so not inside of a transaction block; errors: 22004, 22008, 22023, 25001, 25006, 55000';
+
+CREATE FUNCTION idempotency.extend_event(id bigint, attempt bigint, lease interval) RETURNS timestamptz
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_extend_event';
+COMMENT ON FUNCTION idempotency.extend_event(bigint, bigint, interval) IS 'lets the lease of an event in hand end so long after now and returns when that is; NULL: too late, the attempt was superseded or given up; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
+
+CREATE FUNCTION idempotency.retry_event(id bigint) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_event';
+COMMENT ON FUNCTION idempotency.retry_event(bigint) IS 'admin: gives a parked event back, with as many attempts before it as a new one; false: there is no such event, or it is not parked; errors: 22004, 25006, 40P01, 55000';
+
+CREATE FUNCTION idempotency.discard_event(id bigint) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_discard_event';
+COMMENT ON FUNCTION idempotency.discard_event(bigint) IS 'admin: removes a parked event; false: there is no such event, or it is not parked; errors: 22004, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.retry_parked(topic text) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_parked';
 COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many; errors: 22004, 22023, 25006, 55000';
 
-CREATE FUNCTION idempotency.outbox_counts(
-  OUT depth           bigint,
-  OUT depth_estimate  boolean,
-  OUT oldest          timestamptz,
-  OUT oldest_estimate boolean,
-  OUT parked          bigint,
-  OUT parked_estimate boolean
-)
-LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_outbox_counts';
-COMMENT ON FUNCTION idempotency.outbox_counts() IS 'internal: how many events are to be delivered, since when, and how many are parked; sampled where the table is large';
+CREATE FUNCTION idempotency.set_topic(topic text, max_attempts integer DEFAULT NULL, parked_blocks boolean DEFAULT false) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_set_topic';
+COMMENT ON FUNCTION idempotency.set_topic(text, integer, boolean) IS 'admin: max_attempts of a topic (NULL: the setting''s), and whether the key of an event that is parked from now on waits for it; set_topic(topic) takes both back; returns whether something was set before; errors: 22004, 22023, 25006, 55000';
+
+CREATE FUNCTION idempotency.topic_counts()
+RETURNS TABLE (topic text, ready bigint, delayed bigint, leased bigint, parked bigint, oldest timestamptz, estimate boolean)
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'idempotency_topic_counts';
+COMMENT ON FUNCTION idempotency.topic_counts() IS 'internal: what the view topics shows';
+
+CREATE VIEW idempotency.topics AS
+  SELECT topic, ready, delayed, leased, parked, oldest, estimate
+  FROM idempotency.topic_counts();
+COMMENT ON VIEW idempotency.topics IS 'admin: the events of each topic now: ready (those behind another one of their key included), delayed, leased, parked; oldest: when the oldest that is not parked was emitted; estimate: the counts come from a sample of a large table';
 
 CREATE FUNCTION idempotency.parked() RETURNS SETOF idempotency.outbox
 LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_parked';
@@ -696,7 +756,7 @@ COMMENT ON FUNCTION idempotency.parked() IS 'internal: the parked events, read w
 CREATE VIEW idempotency.parked_events AS
   SELECT id, topic, key, payload, attempt, emitted_at, parked_at, error
   FROM idempotency.parked();
-COMMENT ON VIEW idempotency.parked_events IS 'admin: events that failed idempotency.outbox_max_attempts times, with the last error that nack was given';
+COMMENT ON VIEW idempotency.parked_events IS 'admin: events that failed as often as their topic allows, with the last error that nack was given';
 
 ----------------------------------------------------------------------------
 -- Upkeep and insight
@@ -711,6 +771,10 @@ ALTER TABLE idempotency.keys SET (
 ALTER TABLE idempotency.outbox SET (
   autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02,
   vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE idempotency.outbox_leases SET (
+  autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = off);
+ALTER TABLE idempotency.outbox_keys SET (
+  autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = off);
 ALTER TABLE idempotency.token_generations SET (
   autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = off);
 ALTER TABLE idempotency.used_tokens SET (
@@ -990,7 +1054,10 @@ COMMENT ON FUNCTION idempotency.key_stats(text, integer) IS 'admin: keys by stat
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_stats('prefix', 100)),
-       events AS MATERIALIZED (SELECT * FROM idempotency.outbox_counts())
+       events AS MATERIALIZED (
+         SELECT coalesce(sum(ready + delayed + leased), 0) AS depth, min(oldest) AS oldest,
+                coalesce(sum(parked), 0) AS parked, coalesce(bool_or(estimate), false) AS estimate
+         FROM idempotency.topic_counts())
   SELECT 'keys' AS name, scope, status, NULL::text AS relation, keys::numeric AS value, estimate FROM keys
   UNION ALL
   SELECT 'expired_keys', NULL, NULL, NULL, coalesce(sum(expired), 0), coalesce(bool_or(estimate), false) FROM keys
@@ -1003,11 +1070,11 @@ CREATE VIEW idempotency.stats AS
   WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'idempotency')
     AND c.relkind = 'r'
   UNION ALL
-  SELECT 'outbox_depth', NULL, NULL, NULL, depth, depth_estimate FROM events
+  SELECT 'outbox_depth', NULL, NULL, NULL, depth, estimate FROM events
   UNION ALL
-  SELECT 'outbox_oldest_seconds', NULL, NULL, NULL, extract(epoch FROM pg_catalog.clock_timestamp() - oldest), oldest_estimate FROM events
+  SELECT 'outbox_oldest_seconds', NULL, NULL, NULL, extract(epoch FROM pg_catalog.clock_timestamp() - oldest), estimate FROM events
   UNION ALL
-  SELECT 'outbox_parked', NULL, NULL, NULL, parked, parked_estimate FROM events;
+  SELECT 'outbox_parked', NULL, NULL, NULL, parked, estimate FROM events;
 COMMENT ON VIEW idempotency.stats IS 'admin: keys by status and by the part of the scope before the first colon (the 100 with most, the others together), lapsed leases, expired keys that purge has not removed yet, bytes by relation with its indexes, and the outbox; estimate: extrapolated from a sample of a large table';
 
 -- Its body is bound to what it calls, as those of grant_usage and its like.
@@ -1069,7 +1136,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
   SELECT 'USAGE ON SCHEMA idempotency' WHERE audience IN ('usage', 'monitor')
   UNION ALL
-  SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure
+  SELECT CASE prokind WHEN 'p' THEN 'EXECUTE ON PROCEDURE ' ELSE 'EXECUTE ON FUNCTION ' END || p.oid::regprocedure
   FROM pg_proc p
   WHERE p.pronamespace = 'idempotency'::regnamespace
     AND (audience = 'owner' OR p.proname = ANY (CASE audience
@@ -1079,7 +1146,7 @@ AS $$
         'lease', 'extend', 'checkpoint',
         'acquire_lock', 'renew_lock', 'release_lock',
         'attach_fence', 'detach_fence', 'guard_fence',
-        'emit', 'take', 'ack', 'nack',
+        'emit', 'emit_batch', 'take', 'ack', 'ack_batch', 'nack', 'extend_event', 'wait_for_events',
         'issue_token', 'consume_token', 'check_token', 'revoke_token',
         'revoke_tokens',
         'attach_machine', 'detach_machine', 'guard_state', 'transition',
@@ -1088,13 +1155,14 @@ AS $$
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'forget_scope', 'find_keys', 'free_lease', 'purge',
-        'purge_history', 'retry_parked', 'holder', 'lock_hash', 'key_writers',
-        'leased_keys', 'leased_key', 'keys_in_hand', 'outbox_counts', 'parked', 'key_counts',
+        'purge_history', 'retry_parked',
+        'retry_event', 'discard_event', 'set_topic', 'holder', 'lock_hash', 'key_writers',
+        'leased_keys', 'leased_key', 'keys_in_hand', 'topic_counts', 'parked', 'key_counts',
         'key_stats', 'activity_counts', 'reset_activity', 'purge_round',
         'rotate_token_key', 'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
       WHEN 'monitor' THEN ARRAY[
-        'leased_keys', 'keys_in_hand', 'outbox_counts', 'parked', 'key_counts',
+        'leased_keys', 'keys_in_hand', 'topic_counts', 'parked', 'key_counts',
         'key_stats', 'activity_counts', 'purge_round', 'lock_hash'
       ]::name[]
     END))
@@ -1104,7 +1172,7 @@ AS $$
   JOIN (VALUES
     ('admin', 'v', '.', 'SELECT'),
     ('admin', 'r', '^(machines|transition_log)$', 'SELECT'),
-    ('monitor', 'v', '^(activity|attachments|in_flight|parked_events|purge_rounds|stats)$', 'SELECT'),
+    ('monitor', 'v', '^(activity|attachments|in_flight|parked_events|purge_rounds|stats|topics)$', 'SELECT'),
     ('monitor', 'r', '^machines$', 'SELECT'),
     ('owner', 'r', '.', 'SELECT, INSERT'),
     ('owner', 'S', '.', 'SELECT, UPDATE'),
@@ -1131,7 +1199,7 @@ BEGIN
       SELECT 'SCHEMA ' || oid::regnamespace, nspowner, nspacl FROM pg_namespace
       WHERE oid = 'idempotency'::regnamespace
       UNION ALL
-      SELECT 'FUNCTION ' || oid::regprocedure, proowner, proacl FROM pg_proc
+      SELECT 'ROUTINE ' || oid::regprocedure, proowner, proacl FROM pg_proc
       WHERE pronamespace = 'idempotency'::regnamespace
       UNION ALL
       SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || oid::regclass, relowner, relacl FROM pg_class
@@ -1288,7 +1356,7 @@ $$;
 REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA idempotency FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA idempotency FROM PUBLIC;
 
 -- The owner, superuser or not, has everything and may pass it on.
 SELECT idempotency.grant_owner(rolname) FROM pg_catalog.pg_roles WHERE oid = pg_catalog.to_regrole($role$@extowner@$role$);

@@ -16,24 +16,26 @@ $node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 
 sub sql { return $node->safe_psql('postgres', join ';', @_); }
 
-my $take = "SELECT id || ':' || attempt || ':' || (payload #>> '{}') FROM idempotency.take('t')";
+# events go by their payloads here
+sql(q{CREATE FUNCTION event(p text) RETURNS bigint LANGUAGE sql AS $$SELECT id FROM idempotency.outbox WHERE payload #>> '{}' = p$$});
+my $take = "SELECT attempt || ':' || (payload #>> '{}') FROM idempotency.take('t')";
 
 #
 # Prepared transactions
 #
 sql("BEGIN", "SELECT idempotency.emit('t', '\"prepared\"', 'k')", "PREPARE TRANSACTION 'emit'");
 sql("SELECT idempotency.emit('t', '\"next\"', 'k')", "SELECT idempotency.emit('t', '\"other\"', 'j')");
-is(sql($take), "2:1:next\n3:1:other", 'an event in a prepared transaction delays nobody');
+is(sql($take), "1:next\n1:other", 'an event in a prepared transaction delays nobody');
 sql("COMMIT PREPARED 'emit'");
 is(sql($take), '', 'it waits for the event of its key that is out');
-is(sql('SELECT idempotency.ack(2, 1)', $take), "t\n1:1:prepared", 'and then comes, late');
+is(sql(q{SELECT idempotency.ack(event('next'), 1)}, $take), "t\n1:prepared", 'and then comes, late');
 
-sql("BEGIN", "SELECT idempotency.ack(1, 1)", "PREPARE TRANSACTION 'ack'");
+sql("BEGIN", "SELECT idempotency.ack(event('prepared'), 1)", "PREPARE TRANSACTION 'ack'");
 sql("SELECT idempotency.emit('t', '\"after\"', 'k')");
 is(sql($take), '', 'a prepared ack keeps its key');
 sql("COMMIT PREPARED 'ack'");
-is(sql($take), '4:1:after', 'until it is committed');
-sql('SELECT idempotency.ack(ARRAY[3, 4]::bigint[], ARRAY[1, 1])');
+is(sql($take), '1:after', 'until it is committed');
+sql('SELECT idempotency.ack_batch(array_agg(id), array_agg(attempt + 1)) FROM idempotency.outbox');
 
 sql("SELECT idempotency.emit('t', '\"taken\"', 'k')");
 sql('BEGIN', $take, "PREPARE TRANSACTION 'take'");
@@ -41,8 +43,8 @@ is(sql($take), '', 'a prepared take keeps the event');
 $node->restart;
 is(sql($take), '', 'over a restart');
 sql("ROLLBACK PREPARED 'take'");
-is(sql($take), '5:1:taken', 'and gives it back when it is rolled back');
-sql('SELECT idempotency.ack(5, 1)');
+is(sql($take), '1:taken', 'and gives it back when it is rolled back');
+sql(q{SELECT idempotency.ack(event('taken'), 1)});
 
 #
 # Memory: a purge of many events takes no more of it than one of few
@@ -51,9 +53,9 @@ SKIP:
 {
 	skip 'no /proc', 1 unless -e '/proc/self/status';
 	my $peak = "SELECT substring(pg_read_file('/proc/self/status') from 'VmHWM:\\s+(\\d+)') AS %s \\gset\n";
-	sql(q{INSERT INTO idempotency.outbox (id, due, emitted_at, attempt, tries, state, topic, key)
-		SELECT -i, now(), now(), 1, 1, 'a', 'm', i::text FROM generate_series(1, 40000) i});
-	is(sql("SELECT count(payload) FROM idempotency.outbox", "SELECT idempotency.purge(10)",
+	sql(q{INSERT INTO idempotency.outbox_keys (taken, id, topic, key)
+		SELECT i, -i, 'm', i::text FROM generate_series(1, 40000) i});
+	is(sql("SELECT count(*) FROM idempotency.outbox", "SELECT idempotency.purge(10)",
 			sprintf($peak, 'a') . "SELECT idempotency.purge(1000000)",
 			sprintf($peak, 'b') . "SELECT :b - :a < 30000"),
 		"0\n10\n39990\nt", 'the memory of a purge does not grow with what it removes');
@@ -64,24 +66,24 @@ SKIP:
 #
 sql("SELECT idempotency.emit('t', '\"killed\"', 'k')");
 my $worker = $node->background_psql('postgres');
-is($worker->query("BEGIN; $take"), '6:1:killed', 'a worker has it');
+is($worker->query("BEGIN; $take"), '1:killed', 'a worker has it');
 is(sql($take), '', 'nobody else');
 my $pid = $worker->query('SELECT pg_backend_pid()');
 sql("SELECT pg_terminate_backend($pid)");
 $node->poll_query_until('postgres', "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)");
-is(sql($take), '6:1:killed', 'killed before its commit: at once again');
+is(sql($take), '1:killed', 'killed before its commit: at once again');
 eval { $worker->quit };
 
-sql('SELECT idempotency.nack(6, 1)');
+sql(q{SELECT idempotency.nack(event('killed'), 1, '0')});
 $worker = $node->background_psql('postgres');
-is($worker->query("SELECT id || ':' || attempt FROM idempotency.take('t', lease => '500 ms')"), '6:2', 'a worker has it, committed');
+is($worker->query("SELECT attempt FROM idempotency.take('t', lease => '500 ms')"), '2', 'a worker has it, committed');
 $pid = $worker->query('SELECT pg_backend_pid()');
 sql("SELECT pg_terminate_backend($pid)");
 eval { $worker->quit };
 ok($node->poll_query_until('postgres', "SELECT count(*) = 1 FROM idempotency.take('t')"), 'killed after its commit: again when the lease is over');
-is(sql('SELECT attempt FROM idempotency.outbox'), '3', 'as a further attempt');
-is(sql('SELECT idempotency.ack(6, 2), idempotency.nack(6, 2)'), 'f|f', 'the late answer is refused');
-is(sql('SELECT idempotency.ack(6, 3)'), 't', 'the newest is not');
+is(sql('SELECT attempt + 1 FROM idempotency.outbox'), '3', 'as a further attempt');
+is(sql(q{SELECT idempotency.ack(event('killed'), 2), idempotency.nack(event('killed'), 2)}), 'f|f', 'the late answer is refused');
+is(sql(q{SELECT idempotency.ack(event('killed'), 3)}), 't', 'the newest is not');
 
 #
 # A crash: what was committed stays, a lease also when the session does not
@@ -89,27 +91,32 @@ is(sql('SELECT idempotency.ack(6, 3)'), 't', 'the newest is not');
 #
 sql("SELECT idempotency.emit('t', '\"crash\"', 'k')");
 my $before = sql('SELECT pg_current_wal_insert_lsn()');
-is(sql('SET synchronous_commit = off', "SELECT id || ':' || attempt FROM idempotency.take('t', lease => '0')", "SELECT pg_current_wal_flush_lsn() > '$before'"), "7:1\nt", 'with synchronous_commit off, a take is on disk when it is committed');
+is(sql('SET synchronous_commit = off', "SELECT attempt FROM idempotency.take('t', lease => '0')", "SELECT pg_current_wal_flush_lsn() > '$before'"), "1\nt", 'with synchronous_commit off, a take is on disk when it is committed');
 $node->stop('immediate');
 $node->start;
-is(sql($take), '7:2:crash', 'after the crash, the next attempt');
-is(sql('SELECT idempotency.ack(7, 1), idempotency.ack(7, 2)'), 'f|t', 'the one before is refused');
+is(sql($take), '2:crash', 'after the crash, the next attempt');
+is(sql(q{SELECT idempotency.ack(event('crash'), 1), idempotency.ack(event('crash'), 2)}), 'f|t', 'the one before is refused');
 
 #
 # Dump and restore: events, parked ones, leases, and the sequence behind them
 #
 sql(
-	"SELECT idempotency.emit('d', '1', 'k'), idempotency.emit('d', '2', 'k'), idempotency.emit('d', '3'), idempotency.emit('d', '4')",
-	"SET idempotency.outbox_max_attempts = 1",
-	"SELECT idempotency.nack(id, attempt, NULL, 'broken') FROM idempotency.take('d') WHERE payload = '4'");
+	"SELECT idempotency.emit('d', '1', 'k'), idempotency.emit('d', '2', 'k'), idempotency.emit('d', '3')",
+	"SELECT idempotency.set_topic('d', 5)", "SELECT idempotency.set_topic('parks', 1)", "SELECT idempotency.emit('parks', '4')",
+	"SELECT idempotency.nack(id, attempt, NULL, 'broken') FROM idempotency.take('parks')", "SELECT count(*) FROM idempotency.take('d')");
 $node->command_ok([ 'pg_dump', '-f', "$PostgreSQL::Test::Utils::tmp_check/dump.sql", $node->connstr('postgres') ], 'dump');
 sql('CREATE DATABASE restored');
 $node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', "$PostgreSQL::Test::Utils::tmp_check/dump.sql", $node->connstr('restored') ], 'restore');
-my $all = 'SELECT * FROM idempotency.outbox ORDER BY id';
-is($node->safe_psql('restored', $all), sql($all), 'the same events, in the same states');
+my $all = "SELECT * FROM idempotency.%s ORDER BY 1, 2";
+for my $table (qw(outbox outbox_leases outbox_keys outbox_topics))
+{
+	my $rows = sql(sprintf($all, $table));
+	isnt($rows, '', "there is something in $table");
+	is($node->safe_psql('restored', sprintf($all, $table)), $rows, 'and it is the same');
+}
 is($node->safe_psql('restored', "SELECT idempotency.emit('d', '5') > max(id) FROM idempotency.outbox"), 't', 'ids go on');
 is($node->safe_psql('restored', "SELECT payload::text || ':' || error FROM idempotency.parked_events"), '4:broken', 'parked');
-is($node->safe_psql('restored', "SELECT count(idempotency.ack(id, attempt)) FROM idempotency.outbox WHERE state = 'l'; SELECT string_agg(payload::text, ',') FROM idempotency.take('d')"), "2\n2,5", 'and delivery goes on');
+is($node->safe_psql('restored', "SELECT count(*) FROM idempotency.outbox WHERE idempotency.ack(id, attempt + 1); SELECT string_agg(payload::text, ',' ORDER BY id) FROM idempotency.take('d')"), "2\n2,5", 'and delivery goes on');
 
 #
 # Stress: a long queue behind one key; emitters, half of whose transactions roll back, and workers who
@@ -123,7 +130,7 @@ is($node->safe_psql('restored', "SELECT count(idempotency.ack(id, attempt)) FROM
 $node->append_conf('postgresql.conf', "idempotency.outbox_max_attempts = 1000\n");
 $node->reload;
 sql(
-	'TRUNCATE idempotency.outbox',
+	'TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys, idempotency.outbox_topics',
 	'CREATE TABLE emitted (id bigint PRIMARY KEY, key text)',
 	'CREATE TABLE delivered (n bigserial, id bigint PRIMARY KEY, key text)',
 	'CREATE TABLE entity (key text PRIMARY KEY)',
@@ -153,17 +160,17 @@ append_to_file("$dir/work.sql", q{
 SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(attempt), '{}') AS attempts FROM idempotency.take('s', :max) \gset
 BEGIN;
 INSERT INTO delivered (id, key)
-	SELECT e.id, e.key FROM emitted e, unnest(:ids::bigint[], :attempts::integer[]) u (id, attempt)
+	SELECT e.id, e.key FROM emitted e, unnest(:ids::bigint[], :attempts::bigint[]) u (id, attempt)
 	WHERE e.id = u.id AND idempotency.ack(u.id, u.attempt);
 COMMIT;
 \elif :what = 7
-SELECT count(idempotency.nack(id, attempt)) FROM idempotency.take('s', :max);
+SELECT count(idempotency.nack(id, attempt, '0')) FROM idempotency.take('s', :max);
 \elif :what = 8
 SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(attempt), '{}') AS attempts FROM idempotency.take('s', :max, '1 ms') \gset
 \sleep 3 ms
 BEGIN;
 INSERT INTO delivered (id, key)
-	SELECT e.id, e.key FROM emitted e, unnest(:ids::bigint[], :attempts::integer[]) u (id, attempt)
+	SELECT e.id, e.key FROM emitted e, unnest(:ids::bigint[], :attempts::bigint[]) u (id, attempt)
 	WHERE e.id = u.id AND idempotency.ack(u.id, u.attempt);
 COMMIT;
 \else
@@ -196,7 +203,7 @@ BEGIN
   FOR i IN 1 .. 10000 LOOP
     INSERT INTO delivered (id, key)
       SELECT id, key FROM idempotency.take('s', 1000) WHERE idempotency.ack(id, attempt);
-    EXIT WHEN NOT FOUND AND NOT EXISTS (SELECT FROM idempotency.outbox WHERE state = 'l');
+    EXIT WHEN NOT FOUND AND NOT EXISTS (SELECT FROM idempotency.outbox_leases);
     COMMIT;
   END LOOP;
 END

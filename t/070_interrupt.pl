@@ -96,7 +96,7 @@ my @waits = (
 	[ 'revoke_tokens', '', q{SELECT idempotency.revoke_tokens('%s', 'p')}, q{SELECT idempotency.revoke_tokens('%s', 'p')} ],
 	[ 'rotate_token_key', '', 'SELECT idempotency.rotate_token_key()', 'SELECT idempotency.rotate_token_key()' ],
 	[ 'ack', $out, q{SELECT idempotency.ack(event('%s'), 1)}, q{SELECT idempotency.ack(event('%s'), 1)} ],
-	[ 'ack of many', $out, q{SELECT idempotency.ack(event('%s'), 1)}, q{SELECT idempotency.ack(ARRAY[event('%s')], ARRAY[1])} ],
+	[ 'ack of many', $out, q{SELECT idempotency.ack(event('%s'), 1)}, q{SELECT idempotency.ack_batch(ARRAY[event('%s')], ARRAY[1])} ],
 	[ 'nack', $out, q{SELECT idempotency.ack(event('%s'), 1)}, q{SELECT idempotency.nack(event('%s'), 1)} ],
 	[ 'grant_usage', '', q{SELECT idempotency.grant_usage('regress_other')}, q{SELECT idempotency.grant_usage('regress_other')} ],
 	# a table of ours that an operator has locked, for VACUUM FULL say

@@ -48,6 +48,11 @@ extern Oid	ik_argument_type(FunctionCallInfo fcinfo, int argument);
 extern void ik_check_text(const text *value, Size limit, const char *name,
 						  const char *hint);
 extern int32 ik_max_argument(FunctionCallInfo fcinfo, int argument);
+extern void ik_not_null(FunctionCallInfo fcinfo, int argument,
+						const char *name);
+extern int	ik_array_argument(FunctionCallInfo fcinfo, int argument,
+							  const char *name, Oid type, bool nulls_allowed,
+							  Datum **elements, bool **nulls);
 extern void ik_refuse_to_write(const char *function);
 
 /* shared.c: shared memory; NULL where the server has none for us */
@@ -80,6 +85,8 @@ extern TimestampTz ik_after(TimestampTz from, const Interval *interval,
 							const char *hint);
 extern int64 ik_duration(const Interval *interval, bool zero_allowed,
 						 const char *name, const char *hint);
+extern TimestampTz ik_finite_after(TimestampTz from, const Interval *interval,
+								   const char *name);
 extern TimestampTz ik_give_up_at(const Interval *wait);
 
 #endif							/* IK_BASE_H */

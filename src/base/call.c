@@ -12,6 +12,7 @@
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "utils/array.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/typcache.h"
@@ -129,6 +130,45 @@ ik_max_argument(FunctionCallInfo fcinfo, int argument)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max must be positive")));
 	return max;
+}
+
+/* An argument that must be there: 22004. */
+void
+ik_not_null(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	if (PG_ARGISNULL(argument))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", name)));
+}
+
+/*
+ * The elements of an array, and how many there are.  Errors: 22004 for NULL, also
+ * as an element unless that is allowed; 22023 for more than one dimension.
+ */
+int
+ik_array_argument(FunctionCallInfo fcinfo, int argument, const char *name,
+				  Oid type, bool nulls_allowed, Datum **elements, bool **nulls)
+{
+	ArrayType  *array;
+	int16		typlen;
+	bool		typbyval;
+	char		typalign;
+	int			n;
+
+	ik_not_null(fcinfo, argument, name);
+	array = PG_GETARG_ARRAYTYPE_P(argument);
+	if (ARR_NDIM(array) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must have one dimension", name)));
+	if (!nulls_allowed && array_contains_nulls(array))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not contain nulls", name)));
+	get_typlenbyvalalign(type, &typlen, &typbyval, &typalign);
+	deconstruct_array(array, type, typlen, typbyval, typalign, elements, nulls, &n);
+	return n;
 }
 
 /* Error 25006 or 25000 where nothing can be written. */

@@ -37,6 +37,21 @@ ik_after(TimestampTz from, const Interval *interval, bool zero_allowed,
 	return end;
 }
 
+/* The same, zero allowed, where there is no "for ever": 22008. */
+TimestampTz
+ik_finite_after(TimestampTz from, const Interval *interval, const char *name)
+{
+	TimestampTz end = ik_after(from, interval, true, name,
+							   "Give a length of time such as '30 s', or '0'.");
+
+	if (TIMESTAMP_NOT_FINITE(end))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
+				 errmsg("%s must be finite", name),
+				 errhint("Give a length of time such as '30 s', or '0'.")));
+	return end;
+}
+
 /*
  * The same from now on, in microseconds; PG_INT64_MAX for an infinite one.  What
  * begins later lasts as long, so it need not be judged again.

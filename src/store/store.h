@@ -10,6 +10,7 @@
 
 #include "base/base.h"
 
+#include "access/genam.h"
 #include "executor/tuptable.h"
 #include "nodes/nodes.h"
 #include "storage/block.h"
@@ -83,6 +84,7 @@ enum
 enum
 {
 	OUTBOX_ID,
+	OUTBOX_PLACE,
 	OUTBOX_DUE,
 	OUTBOX_EMITTED_AT,
 	OUTBOX_PARKED_AT,
@@ -97,10 +99,40 @@ enum
 };
 
 /* idempotency.outbox.state */
-#define EVENT_READY			'r' /* to be handed out */
-#define EVENT_LEASED		'l' /* out, until due */
-#define EVENT_ACKNOWLEDGED	'a' /* done with, to be cleared away */
-#define EVENT_PARKED		'p' /* failed too often */
+#define EVENT_READY		'r'		/* to be handed out, or out under a lease */
+#define EVENT_LAPSED	'l'		/* ready again, since its lease ran out */
+#define EVENT_PARKED	'p'		/* failed too often */
+#define EVENT_BLOCKING	'b'		/* the same, and its ordering key waits */
+
+/* idempotency.outbox_leases */
+enum
+{
+	LEASES_BLOCK,
+	LEASES_TAKEN,
+	LEASES_DEADLINE,
+	LEASES_EVENTS,
+	LEASES_TOPIC,
+	LEASES_NATTS
+};
+
+/* idempotency.outbox_keys */
+enum
+{
+	OUTBOX_KEYS_TAKEN,
+	OUTBOX_KEYS_ID,
+	OUTBOX_KEYS_TOPIC,
+	OUTBOX_KEYS_KEY,
+	OUTBOX_KEYS_NATTS
+};
+
+/* idempotency.outbox_topics, which SQL writes */
+enum
+{
+	TOPICS_TOPIC,
+	TOPICS_MAX_ATTEMPTS,
+	TOPICS_PARKED_BLOCKS,
+	TOPICS_NATTS
+};
 
 /* idempotency.secrets */
 enum
@@ -130,10 +162,11 @@ enum
 {
 	PRIMARY_KEY,
 	KEYS_LEASED = 1,			/* (deadline), of the leases */
-	OUTBOX_BY_DUE = 1,			/* (topic, due) */
-	OUTBOX_BY_KEY = 2,			/* (topic, key, state, id), of events with a
-								 * key */
-	MAX_OWN_INDEXES
+	OUTBOX_BY_DUE = 1,			/* (topic, due, place) */
+	OUTBOX_BY_KEY = 2,			/* (key, topic, id), of events with a key
+								 * that are not parked, or block it */
+	LEASES_BY_DEADLINE = 1,		/* (topic, deadline) */
+	MAX_OWN_INDEXES = 3
 };
 
 /* one index that the code reads: a plain btree, ascending */
@@ -143,6 +176,9 @@ typedef struct OwnIndex
 	int			nkeys;			/* of a primary key at most 2 */
 	int			key[4];			/* columns, from 0 */
 	bool		(*predicate) (Node *clause);	/* NULL: of all rows */
+	int			nclauses;		/* of the predicate, all of which it knows */
+	/* of a partial one, for OwnRows: is the row in it? */
+	bool		(*covers) (const Datum *values, const bool *nulls);
 } OwnIndex;
 
 /* one of our tables */
@@ -169,6 +205,9 @@ typedef struct OwnTable
 /* tables.c: whether our tables are as the install script made them */
 extern OwnTable ik_keys;
 extern OwnTable ik_outbox;
+extern OwnTable ik_outbox_leases;
+extern OwnTable ik_outbox_keys;
+extern OwnTable ik_outbox_topics;
 extern OwnTable ik_token_keys;
 extern OwnTable ik_used_tokens;
 extern OwnTable ik_token_generations;
@@ -240,6 +279,28 @@ extern void ik_delete_row(RowAccess *row);
 extern void *ik_copy_value(const void *value);
 extern bool ik_delete_tuple(Relation rel, TupleTableSlot *slot, bool wait);
 
+/* many rows of a table of ours, found by any index that we read */
+typedef struct OwnRows
+{
+	OwnTable   *table;
+	Relation	rel;
+	Relation	indexes[MAX_OWN_INDEXES];	/* as the table's */
+	TupleTableSlot *next;		/* the row to be written */
+	TupleTableSlot *locked;		/* what ik_lock_found_row() read */
+	struct IndexInfo *index_info;
+} OwnRows;
+
+/* rows.c */
+extern void ik_open_rows(OwnRows *rows, OwnTable *table, LOCKMODE lockmode);
+extern void ik_close_rows(OwnRows *rows);
+extern IndexScanDesc ik_scan_rows(OwnRows *rows, int which, Snapshot snapshot,
+								  ScanKey keys, int nkeys);
+extern TupleTableSlot *ik_next_version(OwnRows *rows, TupleTableSlot *found);
+extern bool ik_add_row(OwnRows *rows);
+extern bool ik_lock_found_row(OwnRows *rows, TupleTableSlot *found, bool wait);
+extern bool ik_update_found_row(OwnRows *rows, TupleTableSlot *found);
+extern bool ik_delete_found_row(OwnRows *rows, ItemPointer tid, bool wait);
+
 /* lock.c: the lock of a key, and waiting for rivals */
 extern uint64 ik_lock_hash(const text *scope, const text *key);
 extern bool ik_try_lock(uint64 hash);
@@ -274,11 +335,8 @@ typedef struct Purgeable
 	/* has the row in the slot expired? then also the hash of its lock */
 	bool		(*expired) (TupleTableSlot *slot, TimestampTz now, uint64 *hash);
 
-	/*
-	 * Under that lock, what must be done before the row goes; false if it
-	 * cannot be now.  Says whether the transaction has to keep the lock.
-	 */
-	bool		(*prepare) (TupleTableSlot *slot, bool *keep_lock);
+	/* under that lock, may it really go?  NULL: it may */
+	bool		(*may_go) (TupleTableSlot *slot);
 } Purgeable;
 
 #endif							/* IK_STORE_H */

@@ -38,8 +38,10 @@ static bool is_built_in(Relation index, Relation rel);
 static bool has_others_code(Node *node, void *context);
 static bool is_others_function(Oid function, void *context);
 static bool says_leased(Node *clause);
-static bool says_keyed(Node *clause);
+static bool says_holds_its_key(Node *clause);
+static bool is_char_comparison(Node *clause, Oid function, int column, char value);
 static bool is_leased(const Datum *values);
+static bool holds_its_key(const Datum *values, const bool *nulls);
 static void forget_verdict(Datum arg, Oid relid);
 pg_noreturn static void not_as_made(OwnTable *table);
 
@@ -61,7 +63,7 @@ static const OwnColumn keys_columns[] = {
 
 static const OwnIndex keys_indexes[] = {
 	{.unique = true,.nkeys = 2,.key = {KEYS_KEY, KEYS_SCOPE}},
-	[KEYS_LEASED] = {.nkeys = 1,.key = {KEYS_DEADLINE},.predicate = says_leased}
+	[KEYS_LEASED] = {.nkeys = 1,.key = {KEYS_DEADLINE},.predicate = says_leased,.nclauses = 1}
 };
 
 OwnTable	ik_keys = {
@@ -140,6 +142,7 @@ OwnTable	ik_token_generations = {
 
 static const OwnColumn outbox_columns[] = {
 	[OUTBOX_ID] = {"id", INT8OID},
+	[OUTBOX_PLACE] = {"place", INT8OID},
 	[OUTBOX_DUE] = {"due", TIMESTAMPTZOID},
 	[OUTBOX_EMITTED_AT] = {"emitted_at", TIMESTAMPTZOID},
 	[OUTBOX_PARKED_AT] = {"parked_at", TIMESTAMPTZOID},
@@ -154,8 +157,8 @@ static const OwnColumn outbox_columns[] = {
 
 static const OwnIndex outbox_indexes[] = {
 	{.unique = true,.nkeys = 1,.key = {OUTBOX_ID}},
-	[OUTBOX_BY_DUE] = {.nkeys = 2,.key = {OUTBOX_TOPIC, OUTBOX_DUE}},
-	[OUTBOX_BY_KEY] = {.nkeys = 4,.key = {OUTBOX_TOPIC, OUTBOX_KEY, OUTBOX_STATE, OUTBOX_ID},.predicate = says_keyed}
+	[OUTBOX_BY_DUE] = {.nkeys = 3,.key = {OUTBOX_TOPIC, OUTBOX_DUE, OUTBOX_PLACE}},
+	[OUTBOX_BY_KEY] = {.nkeys = 3,.key = {OUTBOX_KEY, OUTBOX_TOPIC, OUTBOX_ID},.predicate = says_holds_its_key,.nclauses = 2,.covers = holds_its_key}
 };
 
 OwnTable	ik_outbox = {
@@ -165,6 +168,66 @@ OwnTable	ik_outbox = {
 	.indexes = outbox_indexes,
 	.nindexes = lengthof(outbox_indexes),
 	.equal = {F_INT8EQ}
+};
+
+static const OwnColumn leases_columns[] = {
+	[LEASES_BLOCK] = {"block", INT8OID},
+	[LEASES_TAKEN] = {"taken", INT8OID},
+	[LEASES_DEADLINE] = {"deadline", TIMESTAMPTZOID},
+	[LEASES_EVENTS] = {"events", INT8OID},
+	[LEASES_TOPIC] = {"topic", TEXTOID}
+};
+
+static const OwnIndex leases_indexes[] = {
+	{.unique = true,.nkeys = 2,.key = {LEASES_BLOCK, LEASES_TAKEN}},
+	[LEASES_BY_DEADLINE] = {.nkeys = 2,.key = {LEASES_TOPIC, LEASES_DEADLINE}}
+};
+
+OwnTable	ik_outbox_leases = {
+	.name = "outbox_leases",
+	.columns = leases_columns,
+	.natts = lengthof(leases_columns),
+	.indexes = leases_indexes,
+	.nindexes = lengthof(leases_indexes),
+	.equal = {F_INT8EQ, F_INT8EQ}
+};
+
+static const OwnColumn outbox_keys_columns[] = {
+	[OUTBOX_KEYS_TAKEN] = {"taken", INT8OID},
+	[OUTBOX_KEYS_ID] = {"id", INT8OID},
+	[OUTBOX_KEYS_TOPIC] = {"topic", TEXTOID},
+	[OUTBOX_KEYS_KEY] = {"key", TEXTOID}
+};
+
+static const OwnIndex outbox_keys_indexes[] = {
+	{.unique = true,.nkeys = 3,.key = {OUTBOX_KEYS_KEY, OUTBOX_KEYS_TOPIC, OUTBOX_KEYS_TAKEN}}
+};
+
+OwnTable	ik_outbox_keys = {
+	.name = "outbox_keys",
+	.columns = outbox_keys_columns,
+	.natts = lengthof(outbox_keys_columns),
+	.indexes = outbox_keys_indexes,
+	.nindexes = lengthof(outbox_keys_indexes)
+};
+
+static const OwnColumn topics_columns[] = {
+	[TOPICS_TOPIC] = {"topic", TEXTOID},
+	[TOPICS_MAX_ATTEMPTS] = {"max_attempts", INT4OID},
+	[TOPICS_PARKED_BLOCKS] = {"parked_blocks", BOOLOID}
+};
+
+static const OwnIndex topics_indexes[] = {
+	{.unique = true,.nkeys = 1,.key = {TOPICS_TOPIC}}
+};
+
+OwnTable	ik_outbox_topics = {
+	.name = "outbox_topics",
+	.columns = topics_columns,
+	.natts = lengthof(topics_columns),
+	.indexes = topics_indexes,
+	.nindexes = lengthof(topics_indexes),
+	.equal = {F_TEXTEQ}
 };
 
 static const OwnColumn secrets_columns[] = {
@@ -190,6 +253,9 @@ OwnTable	ik_secrets = {
 static OwnTable *const own_tables[] = {
 	&ik_keys,
 	&ik_outbox,
+	&ik_outbox_leases,
+	&ik_outbox_keys,
+	&ik_outbox_topics,
 	&ik_token_keys,
 	&ik_used_tokens,
 	&ik_token_generations,
@@ -394,6 +460,7 @@ is_index(Relation index, const OwnIndex *what)
 {
 	Form_pg_index form = index->rd_index;
 	List	   *predicate = RelationGetIndexPredicate(index);
+	ListCell   *lc;
 
 	if (!form->indisvalid || !form->indisready || !form->indimmediate ||
 		(what->unique && !form->indisunique) ||
@@ -406,8 +473,12 @@ is_index(Relation index, const OwnIndex *what)
 			(OidIsValid(index->rd_indcollation[i]) &&
 			 index->rd_indcollation[i] != C_COLLATION_OID))
 			return false;
-	return what->predicate == NULL ? predicate == NIL :
-		list_length(predicate) == 1 && what->predicate(linitial(predicate));
+	if (list_length(predicate) != what->nclauses)
+		return false;
+	foreach(lc, predicate)
+		if (!what->predicate(lfirst(lc)))
+			return false;
+	return true;
 }
 
 /*
@@ -457,33 +528,49 @@ is_others_function(Oid function, void *context)
 static bool
 says_leased(Node *clause)
 {
-	OpExpr	   *op = (OpExpr *) clause;
-	Var		   *var;
-	Const	   *value;
-
-	if (!IsA(op, OpExpr) || op->opfuncid != F_CHAREQ)
-		return false;
-	var = linitial(op->args);
-	value = lsecond(op->args);
-	return IsA(var, Var) && var->varattno == KEYS_STATUS + 1 &&
-		IsA(value, Const) && !value->constisnull &&
-		DatumGetChar(value->constvalue) == STATUS_LEASED;
+	return is_char_comparison(clause, F_CHAREQ, KEYS_STATUS, STATUS_LEASED);
 }
 
-/* key IS NOT NULL */
+/* key IS NOT NULL AND state <> 'p', each clause by itself */
 static bool
-says_keyed(Node *clause)
+says_holds_its_key(Node *clause)
 {
 	NullTest   *test = (NullTest *) clause;
 
+	if (is_char_comparison(clause, F_CHARNE, OUTBOX_STATE, EVENT_PARKED))
+		return true;
 	return IsA(test, NullTest) && test->nulltesttype == IS_NOT_NULL &&
 		IsA(test->arg, Var) && ((Var *) test->arg)->varattno == OUTBOX_KEY + 1;
+}
+
+static bool
+is_char_comparison(Node *clause, Oid function, int column, char value)
+{
+	OpExpr	   *op = (OpExpr *) clause;
+	Var		   *var;
+	Const	   *constant;
+
+	if (!IsA(op, OpExpr) || op->opfuncid != function)
+		return false;
+	var = linitial(op->args);
+	constant = lsecond(op->args);
+	return IsA(var, Var) && var->varattno == column + 1 &&
+		IsA(constant, Const) && !constant->constisnull &&
+		DatumGetChar(constant->constvalue) == value;
 }
 
 static bool
 is_leased(const Datum *values)
 {
 	return DatumGetChar(values[KEYS_STATUS]) == STATUS_LEASED;
+}
+
+/* An event with an ordering key that waits for its turn, or has it. */
+static bool
+holds_its_key(const Datum *values, const bool *nulls)
+{
+	return !nulls[OUTBOX_KEY] &&
+		DatumGetChar(values[OUTBOX_STATE]) != EVENT_PARKED;
 }
 
 /* Relcache callback: marks, and neither frees nor looks anything up. */

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * purge.c
- *		purge(): remove what has expired, and events that are done with.
+ *		purge(): remove what has expired, and leases that are done with.
  *
  * An expired row counts as absent whether or not it has been removed, so there
  * is no hurry, and no index on the expiry, which every claim would pay for.
@@ -15,9 +15,6 @@
  *
  * A sweep is the table owner's, in a security-restricted operation (own.c), as
  * autovacuum's is: the worker that sweeps is a superuser.
- *
- * Acknowledged events that ack had to leave behind (outbox.c) are rows like
- * the others, but for what they owe to the next event of their key.
  *
  *-------------------------------------------------------------------------
  */
@@ -39,7 +36,8 @@ static const Purgeable *const purgeables[] = {
 	&ik_purge_keys,
 	&ik_purge_used_tokens,
 	&ik_purge_generations,
-	&ik_purge_events
+	&ik_purge_leases,
+	&ik_purge_outbox_keys
 };
 
 StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
@@ -181,14 +179,12 @@ bool
 ik_remove_row(const Purgeable *what, Relation rel, TupleTableSlot *slot,
 			  uint64 hash)
 {
-	bool		keep_lock = false;
 	bool		removed = false;
 
 	if (!ik_try_lock(hash))
 		return false;
-	if (what->prepare == NULL || what->prepare(slot, &keep_lock))
+	if (what->may_go == NULL || what->may_go(slot))
 		removed = ik_delete_tuple(rel, slot, false);
-	if (!keep_lock)
-		ik_unlock(hash);
+	ik_unlock(hash);
 	return removed;
 }

@@ -13,7 +13,7 @@
 #include "token/token.h"
 
 /* purge.c: removing what has expired */
-#define PURGEABLES 4			/* kinds of rows that expire */
+#define PURGEABLES 5			/* kinds of rows that expire */
 
 typedef struct SweepPosition
 {

@@ -61,17 +61,17 @@ SELECT * FROM idempotency.lookup('t', 'k');
 SELECT idempotency.emit('t', '1') > 0 AS emitted;
 BEGIN;
 CREATE SCHEMA regress_next;
-CREATE FUNCTION regress_next.take(topic text, max integer DEFAULT 1, lease interval DEFAULT '1 s')
+CREATE FUNCTION regress_next.take(topic text, max bigint DEFAULT 1, lease interval DEFAULT '1 s')
 RETURNS TABLE (id bigint, attempt integer, key text, payload jsonb, emitted_at timestamptz, note text)
 LANGUAGE c AS '$libdir/idempotency', 'idempotency_take';
-CREATE FUNCTION regress_next.outbox_counts(OUT depth bigint, OUT a boolean, OUT b timestamptz, OUT c boolean, OUT d bigint, OUT e boolean, OUT f text)
-LANGUAGE c AS '$libdir/idempotency', 'idempotency_outbox_counts';
+CREATE FUNCTION regress_next.topic_counts(OUT topic text, OUT a bigint, OUT b bigint, OUT c bigint, OUT d bigint, OUT e timestamptz, OUT f text) RETURNS SETOF record
+LANGUAGE c AS '$libdir/idempotency', 'idempotency_topic_counts';
 CREATE FUNCTION regress_next.key_counts(by text) RETURNS TABLE (scope text, status "char", rows bigint, expired text, estimate boolean)
 LANGUAGE c AS '$libdir/idempotency', 'idempotency_key_counts';
 CREATE FUNCTION regress_next.off_graph(rel regclass) RETURNS TABLE (id jsonb, state text, reason text, note text)
 LANGUAGE c AS '$libdir/idempotency', 'idempotency_off_graph';
 SELECT call, regress_try(call)
-FROM unnest(ARRAY[$$regress_next.take('t')$$, 'regress_next.outbox_counts()', $$regress_next.key_counts('scope')$$, $$regress_next.off_graph('regress_thing')$$]) WITH ORDINALITY AS u(call, n) ORDER BY n;
+FROM unnest(ARRAY[$$regress_next.take('t')$$, 'regress_next.topic_counts()', $$regress_next.key_counts('scope')$$, $$regress_next.off_graph('regress_thing')$$]) WITH ORDINALITY AS u(call, n) ORDER BY n;
 ROLLBACK;
 SELECT payload FROM idempotency.take('t', lease => '0');
 
@@ -85,5 +85,5 @@ SELECT idempotency.detach_machine('regress_thing', 'status');
 DROP TABLE regress_thing, regress_call;
 DROP FUNCTION regress_try, regress_alter, regress_work;
 SELECT idempotency.drop_machine('m');
-TRUNCATE idempotency.keys, idempotency.outbox;
+TRUNCATE idempotency.keys, idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys;
 ALTER SEQUENCE idempotency.outbox_id_seq RESTART;

@@ -3,7 +3,7 @@
 -- \df+ tells whom a function is for, and in a few lines
 SELECT p.oid::regprocedure, obj_description(p.oid)
 FROM pg_proc p,
-     LATERAL (SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure AS privilege) x,
+     LATERAL (SELECT CASE prokind WHEN 'p' THEN 'EXECUTE ON PROCEDURE ' ELSE 'EXECUTE ON FUNCTION ' END || p.oid::regprocedure AS privilege) x,
      LATERAL (SELECT privilege IN (SELECT idempotency.privileges_of('usage')) AS app,
                      privilege IN (SELECT idempotency.privileges_of('admin')) AS admin) y
 WHERE p.pronamespace = 'idempotency'::regnamespace
@@ -104,7 +104,7 @@ SELECT idempotency.lease('hint', 'k', NULL);
 SELECT idempotency.lease('hint', 'k', '-1 s');
 SELECT idempotency.checkpoint('hint', 'k', 1, NULL);
 SELECT idempotency.emit('hint', '{}', repeat('k', 513));
-SELECT idempotency.ack('{1,2}'::bigint[], '{1}'::int[]);
+SELECT idempotency.ack_batch('{1,2}'::bigint[], '{1}'::bigint[]);
 
 RESET ROLE;
 SELECT idempotency.off_graph('bare');

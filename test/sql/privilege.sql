@@ -8,7 +8,7 @@ CREATE SCHEMA regress;
 GRANT USAGE ON SCHEMA regress TO PUBLIC;
 
 CREATE FUNCTION regress.functions_for(audience text) RETURNS SETOF regprocedure LANGUAGE sql AS $$
-SELECT substr(p, 21)::regprocedure FROM idempotency.privileges_of(audience) AS p WHERE p LIKE 'EXECUTE ON FUNCTION %' $$;
+SELECT regexp_replace(p, '^EXECUTE ON (FUNCTION|PROCEDURE) ', '')::regprocedure FROM idempotency.privileges_of(audience) AS p WHERE p LIKE 'EXECUTE ON %' $$;
 -- may_call: which of our functions a role may call, against the lists
 CREATE VIEW regress.may_call AS
 SELECT r.rolname AS role,

@@ -1,0 +1,256 @@
+/*-------------------------------------------------------------------------
+ *
+ * event.c
+ *		One event: found, written, removed; and the next one of its key.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "outbox/outbox.h"
+
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "commands/sequence.h"
+#include "executor/executor.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+/* Open what a call works on.  Errors: 25006, 55000. */
+void
+ik_open_outbox(Outbox *box, const char *function, bool with_leases)
+{
+	ik_refuse_to_write(function);
+	memset(box, 0, sizeof(Outbox));
+	ik_open_rows(&box->events, &ik_outbox, RowExclusiveLock);
+	box->sequence = ik_own_relation("outbox_id_seq");
+	box->with_leases = with_leases;
+	if (!with_leases)
+		return;
+	ik_open_rows(&box->leases, &ik_outbox_leases, RowExclusiveLock);
+	ik_open_rows(&box->keys, &ik_outbox_keys, RowExclusiveLock);
+	box->event = table_slot_create(box->events.rel, NULL);
+	box->head = table_slot_create(box->events.rel, NULL);
+	box->lease = table_slot_create(box->leases.rel, NULL);
+	box->note = table_slot_create(box->keys.rel, NULL);
+	box->now = GetCurrentTimestamp();
+	ik_look_around(box->sequence, box->now);
+}
+
+void
+ik_close_outbox(Outbox *box)
+{
+	if (box->with_leases)
+	{
+		ExecDropSingleTupleTableSlot(box->note);
+		ExecDropSingleTupleTableSlot(box->lease);
+		ExecDropSingleTupleTableSlot(box->head);
+		ExecDropSingleTupleTableSlot(box->event);
+		ik_close_rows(&box->keys);
+		ik_close_rows(&box->leases);
+	}
+	ik_close_rows(&box->events);
+
+	/* or a second call in the same statement could not change what we wrote */
+	CommandCounterIncrement();
+}
+
+/* The first argument, topic: 22004, 22023. */
+text *
+ik_topic_argument(FunctionCallInfo fcinfo)
+{
+	text	   *topic = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+
+	ik_check_text(topic, MAX_TOPIC_LENGTH, "topic",
+				  "It tells the takers which events are theirs, such as 'mail'.");
+	return topic;
+}
+
+/* What holds for a topic: its row, if there is one, or the settings. */
+void
+ik_read_topic(TopicSettings *settings, Datum topic)
+{
+	RowAccess	row;
+
+	if (settings->read)
+		return;
+	settings->read = true;
+	settings->max_attempts = ik_outbox_max_attempts;
+	settings->parked_blocks = false;
+	ik_open_row(&row, &ik_outbox_topics, topic, (Datum) 0, 0, AccessShareLock);
+	if (ik_read_newest_row(&row))
+	{
+		bool		isnull;
+		Datum		value = slot_getattr(row.slot, TOPICS_MAX_ATTEMPTS + 1, &isnull);
+
+		if (!isnull)
+			settings->max_attempts = DatumGetInt32(value);
+		value = slot_getattr(row.slot, TOPICS_PARKED_BLOCKS + 1, &isnull);
+		settings->parked_blocks = !isnull && DatumGetBool(value);
+	}
+	ik_close_row(&row);
+}
+
+/*
+ * The next number of the sequence.  Our transaction has its id by then: floors
+ * rely on that (floor.c).
+ */
+int64
+ik_next_number(Outbox *box)
+{
+	(void) GetTopTransactionId();
+	return nextval_internal(box->sequence, false);
+}
+
+/*
+ * The event with this id as it is committed or our own, and who is changing it.
+ * What a rival has written and not committed is not there yet.
+ */
+bool
+ik_fetch_event(Outbox *box, int64 id, TupleTableSlot *event,
+			  TransactionId *rival)
+{
+	ScanKeyData key;
+	SnapshotData dirty;
+	IndexScanDesc scan;
+	bool		found;
+
+	InitDirtySnapshot(dirty);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
+	scan = ik_scan_rows(&box->events, PRIMARY_KEY, &dirty, &key, 1);
+	do
+		found = index_getnext_slot(scan, ForwardScanDirection, event);
+	while (found && TransactionIdIsValid(dirty.xmin));
+	*rival = found ? dirty.xmax : InvalidTransactionId;
+	if (found)
+		slot_getallattrs(event);
+	index_endscan(scan);
+	return found;
+}
+
+/*
+ * The head of an ordering key, into box->head: the event with the lowest id of
+ * those that are not parked, or block it.  There is none below the key's floor,
+ * but for the one that the caller has seen: not_above is its id.
+ */
+bool
+ik_find_head(Outbox *box, Datum topic, Datum key, int64 not_above,
+			 TransactionId *rival)
+{
+	int64	   *floor = ik_key_floor(topic, key);
+	ScanKeyData keys[3];
+	SnapshotData dirty;
+	IndexScanDesc scan;
+	bool		found;
+
+	*floor = Min(*floor, not_above);
+	InitDirtySnapshot(dirty);
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, key);
+	ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_TEXTEQ, topic);
+	ScanKeyInit(&keys[2], 3, BTGreaterEqualStrategyNumber, F_INT8GE,
+				Int64GetDatum(*floor));
+	scan = ik_scan_rows(&box->events, OUTBOX_BY_KEY, &dirty, keys, 3);
+	do
+		found = index_getnext_slot(scan, ForwardScanDirection, box->head);
+	while (found && TransactionIdIsValid(dirty.xmin));
+	*rival = found ? dirty.xmax : InvalidTransactionId;
+	if (found)
+	{
+		slot_getallattrs(box->head);
+		*floor = event_id(box->head);
+	}
+	index_endscan(scan);
+	return found;
+}
+
+/* The version of an event that stands at the end of the queue. */
+TupleTableSlot *
+ik_put_back(Outbox *box, TupleTableSlot *event, char state, TimestampTz due)
+{
+	TupleTableSlot *next = ik_next_version(&box->events, event);
+
+	event_value(next, PLACE) = Int64GetDatum(ik_next_number(box));
+	event_value(next, STATE) = CharGetDatum(state);
+	event_value(next, DUE) = TimestampTzGetDatum(due);
+	ik_note_topic(DatumGetTextPP(event_value(next, TOPIC)));
+	return next;
+}
+
+/*
+ * In that version an attempt has failed: if it was the last one, the event is
+ * parked.
+ */
+void
+ik_end_attempt(TupleTableSlot *next, const TopicSettings *settings)
+{
+	event_value(next, ATTEMPT) = Int32GetDatum(event_attempt(next) + 1);
+	event_value(next, TRIES) = Int32GetDatum(event_tries(next) + 1);
+	if (event_tries(next) >= settings->max_attempts)
+		ik_park(next, settings);
+}
+
+void
+ik_park(TupleTableSlot *next, const TopicSettings *settings)
+{
+	event_value(next, STATE) = CharGetDatum(settings->parked_blocks ?
+											EVENT_BLOCKING : EVENT_PARKED);
+	event_value(next, DUE) = TimestampTzGetDatum(DT_NOEND);
+	event_value(next, PARKED_AT) = TimestampTzGetDatum(GetCurrentTimestamp());
+	event_isnull(next, PARKED_AT) = false;
+}
+
+/* Write the next version of an event; false if it changed meanwhile. */
+bool
+ik_write_event(Outbox *box, TupleTableSlot *event)
+{
+	ik_touch(event_id(event), event_due(event));
+	return ik_update_found_row(&box->events, event);
+}
+
+/* Remove an event; false if it changed meanwhile, or changes and we don't wait. */
+bool
+ik_remove_event(Outbox *box, TupleTableSlot *event, bool wait)
+{
+	ik_touch(event_id(event), event_due(event));
+	return ik_delete_found_row(&box->events, &event->tts_tid, wait);
+}
+
+/*
+ * The turn of an event is over, by an ack, a nack, the end of its lease or its
+ * parking: if it has a key, and the key's head may go now, that one gets a new
+ * place, above every floor.  But not the event itself, if it has just got one.
+ * A parked event has no turn, unless its key waits for it.
+ */
+void
+ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out, int64 but)
+{
+	Datum		topic = event_value(event, TOPIC);
+	Datum		key = event_value(event, KEY);
+	TupleTableSlot *head = box->head;
+	TransactionId rival;
+
+	if (event_isnull(event, KEY) || event_state(event) == EVENT_PARKED)
+		return;
+	was_out = was_out && ik_drop_note(box, event);
+	for (;;)
+	{
+		/* if another one is out, the end of its turn will do it */
+		if (!was_out && ik_key_is_out(box, topic, key, -1, 0, &rival))
+			return;
+		if (!ik_find_head(box, topic, key, PG_INT64_MAX, &rival) ||
+			event_id(head) == but || event_state(head) == EVENT_BLOCKING)
+			return;
+
+		/* it is found by its time */
+		if (event_due(head) > GetCurrentTimestamp())
+			return;
+
+		if (TransactionIdIsValid(rival))
+			(void) ik_wait_for_xact(rival, DT_NOEND);
+		else
+		{
+			(void) ik_put_back(box, head, event_state(head), DT_NOBEGIN);
+			if (ik_write_event(box, head))
+				return;
+		}
+	}
+}

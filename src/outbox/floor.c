@@ -1,0 +1,325 @@
+/*-------------------------------------------------------------------------
+ *
+ * floor.c
+ *		Below which place of the queue there is nothing left to be found.
+ *
+ * Events that are done with leave dead entries at the low end of the indexes
+ * until VACUUM removes them, which it cannot do while an old snapshot is about,
+ * and to read them again and again is what makes queues in tables slow.  So a
+ * backend remembers FLOORS: for a topic, and for an ordering key that it met
+ * lately.  Whatever was below is settled: gone, or out under a lease, or behind
+ * another event of its key.
+ *
+ * A transaction that was open meanwhile may have written below a floor, and
+ * commit later.  So each look at the queue notes which transactions are open,
+ * and, for each, the newest number of the sequence at the look before: since
+ * the transaction got its id after that look, and every writer has one before it
+ * draws a number, all that it wrote has higher numbers.  As soon as it is no
+ * longer open, the floors come down to there.  The same goes for times, which
+ * are never set to what is past.
+ *
+ * Our own transaction may take back what it did: so the events that it changed
+ * are noted too, and the floors come down to them if it, or a part of it, rolls
+ * back or is prepared.
+ *
+ * Floors are memory of this backend, right or absent, whatever becomes of the
+ * call that raised them: what a long call found out survives a time-out.  A
+ * clock that is set back could still hide an event that waits for a time.  So
+ * now and then a topic is read from its beginning, at the earliest after a
+ * hundred times as long as that took the last time, and after a second.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "outbox/outbox.h"
+
+#include "access/relation.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "commands/sequence.h"
+#include "common/hashfn.h"
+#include "storage/bufmgr.h"
+#include "storage/lmgr.h"
+#include "storage/procarray.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+/* after so long without a look, xids may have come round: forget everything */
+#define FORGET_AFTER	(600 * USECS_PER_SEC)
+
+/* a transaction that was open at the last look */
+typedef struct OpenXact
+{
+	TransactionId xid;
+	int64		number;			/* what it wrote has higher numbers */
+	TimestampTz time;			/* and no times before this one */
+} OpenXact;
+
+/* what the last look around saw */
+static struct
+{
+	bool		valid;
+	TimestampTz time;
+	int64		number;
+	TransactionId next_xid;
+	uint64		changes;		/* of the table, as ik_table_changes() says */
+	int			n;
+	int			size;
+	OpenXact   *open;			/* by xid, in no order that means something */
+	OpenXact   *spare;
+}			seen;
+
+/* the floors, by a hash; two with the same place drive each other out */
+static Floor floors[64];
+static struct
+{
+	uint64		key;
+	int64		id;
+}			key_floors[256];
+
+/* the lowest of what our transaction has changed */
+static struct
+{
+	bool		any;
+	int64		number;
+	TimestampTz time;
+}			touched;
+
+static int64 newest_number(Oid sequence);
+static void forget_everything(void);
+static void lower_floors(int64 number, TimestampTz time);
+static int	compare_open(const void *a, const void *b);
+static void at_xact(XactEvent event, void *arg);
+static void at_subxact(SubXactEvent event, SubTransactionId mine,
+					   SubTransactionId parent, void *arg);
+static void take_back(void);
+static uint64 hash_text(Datum value, uint64 seed);
+
+/*
+ * Look around before the queue is read: whose transactions are open, and whose
+ * no longer are?  Call it before floors are asked for.
+ */
+void
+ik_look_around(Oid sequence, TimestampTz now)
+{
+	int64		number = newest_number(sequence);	/* before the snapshot */
+	Snapshot	snapshot = GetLatestSnapshot();
+	uint64		changes = ik_table_changes(&ik_outbox);
+	int			n = snapshot->xcnt;
+	OpenXact   *open;
+	int			i = 0;
+
+	/* a clock that went back, or a table that was truncated or restored */
+	if (now < seen.time || now - seen.time > FORGET_AFTER ||
+		number < seen.number || changes != seen.changes)
+		forget_everything();
+
+	if (n > seen.size)
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+		int			size = Max(64, 2 * n);
+
+		seen.spare = seen.spare == NULL ?
+			palloc(size * sizeof(OpenXact)) :
+			repalloc(seen.spare, size * sizeof(OpenXact));
+		seen.open = seen.open == NULL ?
+			palloc(size * sizeof(OpenXact)) :
+			repalloc(seen.open, size * sizeof(OpenXact));
+		seen.size = size;
+		MemoryContextSwitchTo(old);
+	}
+
+	open = seen.spare;
+	for (int j = 0; j < n; j++)
+		open[j].xid = snapshot->xip[j];
+	if (n > 1)
+		qsort(open, n, sizeof(OpenXact), compare_open);
+	for (int j = 0; j < n; j++)
+	{
+		/* those that are before it in the old list are no longer open */
+		while (i < seen.n && seen.open[i].xid < open[j].xid)
+		{
+			lower_floors(seen.open[i].number + 1, seen.open[i].time);
+			i++;
+		}
+		if (i < seen.n && seen.open[i].xid == open[j].xid)
+			open[j] = seen.open[i++];
+		else if (seen.valid &&
+				 TransactionIdFollowsOrEquals(open[j].xid, seen.next_xid))
+		{
+			open[j].number = seen.number;
+			open[j].time = seen.time;
+		}
+		else
+		{
+			open[j].number = 0;
+			open[j].time = DT_NOBEGIN;
+		}
+	}
+	for (; i < seen.n; i++)
+		lower_floors(seen.open[i].number + 1, seen.open[i].time);
+
+	seen.spare = seen.open;
+	seen.open = open;
+	seen.n = n;
+	seen.number = number;
+	seen.time = now;
+	seen.next_xid = snapshot->xmax;
+	seen.changes = changes;
+	seen.valid = true;
+}
+
+/* What that was at the last look around. */
+int64
+ik_newest_number_seen(void)
+{
+	return seen.number;
+}
+
+/* The newest number that the sequence has given. */
+static int64
+newest_number(Oid sequence)
+{
+	Relation	rel = relation_open(sequence, AccessShareLock);
+	Buffer		buffer = ReadBuffer(rel, 0);
+	Page		page = BufferGetPage(buffer);
+	HeapTupleHeader tuple;
+	int64		number;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	tuple = (HeapTupleHeader) PageGetItem(page, PageGetItemId(page, FirstOffsetNumber));
+	number = ((Form_pg_sequence_data) ((char *) tuple + tuple->t_hoff))->last_value;
+	UnlockReleaseBuffer(buffer);
+	relation_close(rel, NoLock);
+	return number;
+}
+
+/*
+ * The floor of a topic.  It starts from the bottom if this is the first time,
+ * or if it is time to read everything again: then read_at is now.
+ */
+Floor *
+ik_topic_floor(const text *topic, TimestampTz now)
+{
+	uint64		hash = hash_text(PointerGetDatum(topic), 0);
+	Floor	   *floor = &floors[hash % lengthof(floors)];
+
+	if (floor->topic != hash)
+		floor->cost = 0;
+	if (floor->topic != hash || floor->read_at > now ||
+		now - floor->read_at > Max(USECS_PER_SEC, 100 * floor->cost))
+	{
+		floor->topic = hash;
+		floor->place = 0;
+		floor->due = DT_NOBEGIN;
+		floor->deadline = DT_NOBEGIN;
+		floor->read_at = now;
+	}
+	return floor;
+}
+
+/* The floor of an ordering key: the lowest id that there may be. */
+int64 *
+ik_key_floor(Datum topic, Datum key)
+{
+	uint64		hash = hash_text(key, hash_text(topic, 0));
+	int			i = hash % lengthof(key_floors);
+
+	if (key_floors[i].key != hash)
+	{
+		key_floors[i].key = hash;
+		key_floors[i].id = 0;
+	}
+	return &key_floors[i].id;
+}
+
+/*
+ * Our transaction is about to change, hand out or remove an event that has this
+ * number and is found by this time; it may take that back.  What is found by its
+ * place alone has the time -infinity.
+ */
+void
+ik_touch(int64 number, TimestampTz time)
+{
+	static bool registered = false;
+
+	if (!registered)
+	{
+		RegisterXactCallback(at_xact, NULL);
+		RegisterSubXactCallback(at_subxact, NULL);
+		registered = true;
+	}
+	if (!touched.any)
+	{
+		touched.any = true;
+		touched.number = PG_INT64_MAX;
+		touched.time = DT_NOEND;
+	}
+	touched.number = Min(touched.number, number);
+	if (!TIMESTAMP_IS_NOBEGIN(time))
+		touched.time = Min(touched.time, time);
+}
+
+static void
+forget_everything(void)
+{
+	seen.valid = false;
+	seen.n = 0;
+	memset(floors, 0, sizeof(floors));
+	memset(key_floors, 0, sizeof(key_floors));
+}
+
+static void
+lower_floors(int64 number, TimestampTz time)
+{
+	for (int i = 0; i < lengthof(floors); i++)
+	{
+		floors[i].place = Min(floors[i].place, number);
+		floors[i].due = Min(floors[i].due, time);
+		floors[i].deadline = Min(floors[i].deadline, time);
+	}
+	for (int i = 0; i < lengthof(key_floors); i++)
+		key_floors[i].id = Min(key_floors[i].id, number);
+}
+
+static int
+compare_open(const void *a, const void *b)
+{
+	TransactionId left = ((const OpenXact *) a)->xid;
+	TransactionId right = ((const OpenXact *) b)->xid;
+
+	return (left > right) - (left < right);
+}
+
+static void
+at_xact(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+		take_back();
+	touched.any = touched.any &&
+		(event == XACT_EVENT_PRE_COMMIT || event == XACT_EVENT_PRE_PREPARE);
+}
+
+static void
+at_subxact(SubXactEvent event, SubTransactionId mine, SubTransactionId parent,
+		   void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		take_back();
+}
+
+static void
+take_back(void)
+{
+	if (touched.any)
+		lower_floors(touched.number, touched.time);
+}
+
+static uint64
+hash_text(Datum value, uint64 seed)
+{
+	text	   *name = DatumGetTextPP(value);
+
+	return hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
+							   VARSIZE_ANY_EXHDR(name), seed);
+}

@@ -1,0 +1,387 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.c
+ *		Leases of events, and notes of ordering keys that are out.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "outbox/outbox.h"
+
+#include "access/htup_details.h"
+#include "access/tableam.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+/* how long purge leaves a lease that is over to the takers of its topic */
+#define LEFT_TO_TAKERS	(3600 * USECS_PER_SEC)
+
+static bool lease_is_over(TupleTableSlot *slot, TimestampTz now, uint64 *hash);
+static bool lease_is_empty(TupleTableSlot *slot);
+static bool any_note(TupleTableSlot *slot, TimestampTz now, uint64 *hash);
+static bool note_is_empty(TupleTableSlot *slot);
+
+const Purgeable ik_purge_leases = {
+	&ik_outbox_leases, lease_is_over, lease_is_empty
+};
+const Purgeable ik_purge_outbox_keys = {
+	&ik_outbox_keys, any_note, note_is_empty
+};
+
+static bool newest_note(Outbox *box, Datum topic, Datum key,
+						TransactionId *rival);
+static bool take_event_apart(Outbox *box, BlockLeases *leases, int64 id,
+							 int64 taken, TopicSettings *settings);
+
+#define note_id(slot) DatumGetInt64((slot)->tts_values[OUTBOX_KEYS_ID])
+
+/* The lock under which a block's events are handed out. */
+uint64
+ik_block_lock(int64 block)
+{
+	static text *scope = NULL;
+	union
+	{
+		text		value;
+		char		bytes[VARHDRSZ + sizeof(int64)];
+	}			name;
+
+	if (scope == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		scope = cstring_to_text("idempotency.outbox");
+		MemoryContextSwitchTo(old);
+	}
+	SET_VARSIZE(&name, sizeof(name));
+	memcpy(name.bytes + VARHDRSZ, &block, sizeof(int64));
+	return ik_lock_hash(scope, &name.value);
+}
+
+/*
+ * The lock of an ordering key, in a scope that no application's key can have.
+ */
+uint64
+ik_ordering_lock(Datum topic, Datum key)
+{
+	text	   *name = DatumGetTextPP(topic);
+	char		scope[sizeof("idempotency.outbox.") + MAX_TOPIC_LENGTH];
+	uint64		hash;
+	text	   *scope_text;
+
+	snprintf(scope, sizeof(scope), "idempotency.outbox.%.*s",
+			 (int) VARSIZE_ANY_EXHDR(name), VARDATA_ANY(name));
+	scope_text = cstring_to_text(scope);
+	hash = ik_lock_hash(scope_text, DatumGetTextPP(key));
+	pfree(scope_text);
+	return hash;
+}
+
+/*
+ * Read the leases of a block, those of rivals that are not committed included:
+ * whoever finds none under the block's lock may give one.
+ */
+void
+ik_read_leases(Outbox *box, BlockLeases *leases, int64 block)
+{
+	ScanKeyData key;
+	SnapshotData dirty;
+	IndexScanDesc scan;
+
+	leases->block = block;
+	leases->n = 0;
+	InitDirtySnapshot(dirty);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(block));
+	scan = ik_scan_rows(&box->leases, PRIMARY_KEY, &dirty, &key, 1);
+	while (index_getnext_slot(scan, BackwardScanDirection, box->lease))
+	{
+		Datum	   *values = box->lease->tts_values;
+		Lease	   *lease;
+
+		if (leases->n == leases->size)
+		{
+			leases->size = Max(8, 2 * leases->size);
+			leases->leases = leases->leases == NULL ?
+				palloc(leases->size * sizeof(Lease)) :
+				repalloc(leases->leases, leases->size * sizeof(Lease));
+		}
+		slot_getsomeattrs(box->lease, LEASES_EVENTS + 1);
+		lease = &leases->leases[leases->n++];
+		lease->taken = DatumGetInt64(values[LEASES_TAKEN]);
+		lease->deadline = DatumGetTimestampTz(values[LEASES_DEADLINE]);
+		lease->events = (uint64) DatumGetInt64(values[LEASES_EVENTS]);
+		lease->acked = 0;
+		lease->rival = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+		lease->tid = box->lease->tts_tid;
+	}
+	index_endscan(scan);
+}
+
+/* The lease that counts for an event of the block, or NULL. */
+Lease *
+ik_lease_of(BlockLeases *leases, TupleTableSlot *event)
+{
+	uint64		bit = UINT64CONST(1) << bit_of(event_id(event));
+
+	for (int i = 0; i < leases->n; i++)
+		if (leases->leases[i].events & bit)
+			return leases->leases[i].taken > event_place(event) ?
+				&leases->leases[i] : NULL;
+	return NULL;
+}
+
+void
+ik_add_lease(Outbox *box, int64 block, int64 taken, TimestampTz deadline,
+			 uint64 events, Datum topic)
+{
+	Datum	   *values = ik_next_version(&box->leases, NULL)->tts_values;
+
+	values[LEASES_BLOCK] = Int64GetDatum(block);
+	values[LEASES_TAKEN] = Int64GetDatum(taken);
+	values[LEASES_DEADLINE] = TimestampTzGetDatum(deadline);
+	values[LEASES_EVENTS] = Int64GetDatum((int64) events);
+	values[LEASES_TOPIC] = topic;
+	if (!ik_add_row(&box->leases))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNIQUE_VIOLATION),
+				 errmsg("the number of the lease exists already"),
+				 errhint("Set the sequence idempotency.outbox_id_seq beyond the highest id in idempotency.outbox.")));
+}
+
+/*
+ * Remove the leases of the block all of whose events this call has acknowledged.
+ * Others are left for the first take after their deadline, and for purge.
+ */
+void
+ik_drop_acked_leases(Outbox *box, BlockLeases *leases)
+{
+	for (int i = 0; i < leases->n; i++)
+	{
+		Lease	   *lease = &leases->leases[i];
+
+		if (lease->acked == lease->events)
+			(void) ik_delete_found_row(&box->leases, &lease->tid, false);
+	}
+	leases->block = -1;
+	leases->n = 0;
+}
+
+/* Note that the ordering key of an event is out.  Under the key's lock. */
+void
+ik_note_key(Outbox *box, int64 taken, TupleTableSlot *event)
+{
+	Datum	   *values = ik_next_version(&box->keys, NULL)->tts_values;
+
+	values[OUTBOX_KEYS_TAKEN] = Int64GetDatum(taken);
+	values[OUTBOX_KEYS_ID] = event_value(event, ID);
+	values[OUTBOX_KEYS_TOPIC] = event_value(event, TOPIC);
+	values[OUTBOX_KEYS_KEY] = event_value(event, KEY);
+	if (!ik_add_row(&box->keys))
+		elog(ERROR, "number " INT64_FORMAT " was given twice", taken);
+}
+
+/*
+ * Is an event of the key out?  And is it not settled yet, since a rival is
+ * taking or acknowledging it?  The note is only a pointer: what counts is the
+ * event's lease, or the bit for it in the lease of block and events that the
+ * caller is about to write.
+ */
+bool
+ik_key_is_out(Outbox *box, Datum topic, Datum key, int64 block, uint64 events,
+			  TransactionId *rival)
+{
+	BlockLeases leases = {0};
+	Lease	   *lease = NULL;
+	int64		id;
+
+	if (!newest_note(box, topic, key, rival))
+		return false;
+	id = note_id(box->note);
+	if (TransactionIdIsValid(*rival) ||
+		(block_of(id) == block && (events >> bit_of(id)) & 1))
+		return true;
+	if (ik_fetch_event(box, id, box->head, rival))
+	{
+		ik_read_leases(box, &leases, block_of(id));
+		lease = ik_lease_of(&leases, box->head);
+		if (lease != NULL && TransactionIdIsValid(lease->rival))
+			*rival = lease->rival;
+		if (leases.leases != NULL)
+			pfree(leases.leases);
+	}
+	return lease != NULL;
+}
+
+/*
+ * The turn of the event is over: its key's note goes.  Was it the event that was
+ * out?  Then nobody takes another one of the key before we commit.
+ */
+bool
+ik_drop_note(Outbox *box, TupleTableSlot *event)
+{
+	TransactionId rival;
+
+	if (newest_note(box, event_value(event, TOPIC), event_value(event, KEY), &rival) &&
+		note_id(box->note) == event_id(event))
+		return ik_delete_found_row(&box->keys, &box->note->tts_tid, true);
+	return false;
+}
+
+/*
+ * The youngest note of a key, unless it was removed: older ones do not count.
+ * So one look at the high end does, however many are dead below.
+ */
+static bool
+newest_note(Outbox *box, Datum topic, Datum key, TransactionId *rival)
+{
+	ScanKeyData keys[2];
+	SnapshotData dirty;
+	IndexScanDesc scan;
+	bool		found = false;
+
+	InitDirtySnapshot(dirty);
+	*rival = InvalidTransactionId;
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, key);
+	ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_TEXTEQ, topic);
+	scan = ik_scan_rows(&box->keys, PRIMARY_KEY, SnapshotAny, keys, 2);
+	while (!found &&
+		   index_getnext_slot(scan, BackwardScanDirection, box->note))
+	{
+		TransactionId writer;
+
+		found = table_tuple_satisfies_snapshot(box->keys.rel, box->note, &dirty);
+		if (found)
+		{
+			*rival = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+			slot_getallattrs(box->note);
+			break;
+		}
+		writer = HeapTupleHeaderGetXmin(ExecFetchSlotHeapTuple(box->note, false, NULL)->t_data);
+		if (TransactionIdIsCurrentTransactionId(writer) ||
+			TransactionIdDidCommit(writer))
+			break;				/* removed; otherwise it never was */
+	}
+	index_endscan(scan);
+	return found;
+}
+
+/*
+ * A lease is over: what is left of its events goes back to the queue, each with
+ * the attempt that has failed.  False if somebody is at work on one of them.
+ */
+bool
+ik_take_lease_apart(Outbox *box, TupleTableSlot *lease, TopicSettings *settings)
+{
+	BlockLeases leases = {0};
+	ItemPointerData tid = lease->tts_tid;
+	int64		block;
+	int64		taken;
+	TimestampTz deadline;
+	uint64		events;
+	bool		whole = true;
+
+	slot_getallattrs(lease);
+	block = DatumGetInt64(lease->tts_values[LEASES_BLOCK]);
+	taken = DatumGetInt64(lease->tts_values[LEASES_TAKEN]);
+	deadline = DatumGetTimestampTz(lease->tts_values[LEASES_DEADLINE]);
+	events = (uint64) DatumGetInt64(lease->tts_values[LEASES_EVENTS]);
+
+	ik_read_leases(box, &leases, block);
+	for (int bit = 0; bit < BLOCK_SIZE; bit++)
+		if ((events >> bit) & 1)
+			whole &= take_event_apart(box, &leases, block * BLOCK_SIZE + bit,
+									  taken, settings);
+	if (leases.leases != NULL)
+		pfree(leases.leases);
+
+	/* or a roll-back of ours would bring back what others find no more */
+	ik_touch(PG_INT64_MAX, deadline);
+	return whole && ik_delete_found_row(&box->leases, &tid, false);
+}
+
+static bool
+take_event_apart(Outbox *box, BlockLeases *leases, int64 id, int64 taken,
+				 TopicSettings *settings)
+{
+	TupleTableSlot *event = box->event;
+	TupleTableSlot *next;
+	TransactionId rival;
+	Lease	   *lease;
+	bool		parked;
+
+	if (!ik_fetch_event(box, id, event, &rival))
+		return true;			/* it was acknowledged */
+	if (TransactionIdIsValid(rival))
+		return false;
+	lease = ik_lease_of(leases, event);
+	if (lease == NULL || lease->taken != taken)
+		return true;			/* given back, or extended */
+	if (!ik_lock_found_row(&box->events, event, false))
+		return false;
+
+	ik_read_topic(settings, event_value(event, TOPIC));
+	next = ik_put_back(box, event, EVENT_LAPSED, DT_NOBEGIN);
+	ik_end_attempt(next, settings);
+	parked = event_is_parked(next);
+	if (!ik_write_event(box, event))
+		return false;
+	if (!event_isnull(event, KEY))
+		ik_end_turn(box, event, true, parked ? 0 : id);
+	return true;
+}
+
+/*
+ * For purge: leases that were acknowledged one event at a time, in a topic that
+ * nobody takes from any more.
+ */
+static bool
+lease_is_over(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
+{
+	slot_getallattrs(slot);
+	*hash = ik_block_lock(DatumGetInt64(slot->tts_values[LEASES_BLOCK]));
+	return DatumGetTimestampTz(slot->tts_values[LEASES_DEADLINE]) + LEFT_TO_TAKERS < now;
+}
+
+static bool
+lease_is_empty(TupleTableSlot *slot)
+{
+	int64		block = DatumGetInt64(slot->tts_values[LEASES_BLOCK]);
+	uint64		events = (uint64) DatumGetInt64(slot->tts_values[LEASES_EVENTS]);
+	Outbox		box;
+	TransactionId rival;
+	bool		empty = true;
+
+	ik_open_outbox(&box, "idempotency.purge()", true);
+	for (int bit = 0; empty && bit < BLOCK_SIZE; bit++)
+		if ((events >> bit) & 1)
+			empty = !ik_fetch_event(&box, block * BLOCK_SIZE + bit, box.event, &rival);
+	ik_close_outbox(&box);
+	return empty;
+}
+
+/* The same for the notes of ordering keys. */
+static bool
+any_note(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
+{
+	slot_getallattrs(slot);
+	*hash = ik_ordering_lock(slot->tts_values[OUTBOX_KEYS_TOPIC],
+							 slot->tts_values[OUTBOX_KEYS_KEY]);
+	return true;
+}
+
+static bool
+note_is_empty(TupleTableSlot *slot)
+{
+	Outbox		box;
+	TransactionId rival;
+	bool		empty;
+
+	ik_open_outbox(&box, "idempotency.purge()", true);
+	empty = !ik_fetch_event(&box, note_id(slot), box.event, &rival);
+	ik_close_outbox(&box);
+	return empty;
+}
