@@ -67,7 +67,7 @@ BEGIN
     BEGIN
       PERFORM send_mail('shop-mail-' || event.id, event.payload);
     EXCEPTION WHEN OTHERS THEN   -- later, and after many times: parked_events
-      PERFORM idempotency.nack(event.id, event.attempt, retry_in => make_interval(secs => 2 ^ least(event.attempt, 10)), error => SQLERRM);
+      PERFORM idempotency.nack(event.id, event.attempt, error => SQLERRM);
       CONTINUE;
     END;
     COMMIT;                      -- the mail is out

@@ -64,7 +64,7 @@ Model::Run::connect(host => $node->host, port => $node->port, superuser => $supe
 my ($begin, $took, $histories, $done, %did, @wrong) = (time, 0, 0, 0);
 # at least, so that it does what it says also where it is slow
 my @kinds = (qw(claim settle once run lookup lease extend checkpoint fenced_settle fenced_release guarded move fire edit
-	consume check revoke emit take ack ack_all nack item commit rollback rollback_to prepare resolve cancel terminate purge),
+	consume check revoke emit take ack ack_all nack extend_event wait item commit rollback rollback_to prepare resolve cancel terminate purge),
 	'error IK001', 'error IK002', 'error IK003');
 until (@wrong || ($operations ? $done >= $operations
 	: time >= $begin + $seconds && !(grep { !$did{$_} } @kinds) || time > $begin + 10 * $seconds + 60))

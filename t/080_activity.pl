@@ -104,9 +104,9 @@ my $calls = q{
 	SELECT id, attempt FROM idempotency.take('t', 1) \gset
 	SELECT idempotency.ack(:id, :attempt), idempotency.ack(:id, :attempt);
 	SELECT id, attempt FROM idempotency.take('t', 1) \gset
-	SELECT idempotency.nack(:id, :attempt);
+	SELECT idempotency.nack(:id, :attempt, '0');
 	SELECT array_agg(id) AS ids, array_agg(attempt) AS attempts FROM idempotency.take('t') \gset
-	SELECT idempotency.ack(:'ids'::bigint[], :'attempts'::int[]);
+	SELECT idempotency.ack_batch(:'ids', :'attempts');
 	SELECT count(*) FROM idempotency.take('t');
 	SELECT idempotency.once('s', 'short', '1 us');
 	SELECT idempotency.purge();

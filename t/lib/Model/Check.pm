@@ -748,6 +748,7 @@ sub check_outbox
 			}
 			say_($take, "event $id, which operation $emit->{n} took back")
 			  if $emit->{tx}{outcome} eq 'aborted' && $emit->{tx} != $take->{tx} || $emit->{undone} && $emit->{undone} < $take->{inv};
+			say_($take, "event $id before its delay was over") if $take->{ret} < $emit->{inv} + 1000 * ($emit->{delay} // 0);
 			say_($take, "event $id before its commit") if $emit->{tx} != $take->{tx} && ($emit->{tx}{c_inv} // 9e18) > $take->{ret};
 			say_($take, "two events of key $key at once") if defined $key && $key{$key}++;
 
@@ -864,7 +865,11 @@ sub each_ack
 sub is_out
 {
 	my ($take, $id, $attempt, $later, $at, $retries) = @_;
-	return 0 if $take == $later || $take->{undone} || $take->{inv} + 1000 * $take->{lease} <= $later->{ret};
+	my ($until) = sort { $b <=> $a } map { $_->{inv} + 1000 * $_->{lease} } $take, grep {
+		$_->{do} eq 'extend_event' && $_->{extended} && $_->{event} == $id && $_->{attempt} == $attempt
+		  && !$_->{undone} && counted_before($_, $later->{inv})
+	} @{ $h->{ops} };
+	return 0 if $take == $later || $take->{undone} || $until <= $later->{ret};
 	return 0 if grep { !$_->{error} && $_->{inv} <= $later->{ret} && ($_->{lost} || ($_->{rows}[0][0] // '') eq 't') } @{ $at->{$id} // [] };
 	return 1;
 }

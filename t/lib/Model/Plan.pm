@@ -153,11 +153,13 @@ sub outbox
 {
 	my ($alone) = @_;
 	my $kind = rand();
-	return { do => 'emit', key => pick(undef, 0, 0, 1) } if $kind < 0.3;
-	return { do => 'take', max => pick(1, 2, 10), lease => pick(0, 3, 10, 40) } if $kind < 0.6;
+	return { do => 'emit', key => pick(undef, 0, 0, 1), delay => pick(0, 0, 0, 5, 30) } if $kind < 0.3;
+	return { do => 'take', max => pick(1, 2, 10), lease => pick(0, 3, 10, 40) } if $kind < 0.55;
+	return { do => 'extend_event', mine => rand() < 0.9, which => int rand 8, lease => pick(0, 10, 40) } if $kind < 0.6;
 	return { do => 'ack', mine => rand() < 0.9, which => int rand 8 } if $kind < 0.8;
 	return { do => 'ack_all', mine => rand() < 0.9, which => int rand 8 } if $kind < 0.87;
 	return { do => 'nack', mine => rand() < 0.9, which => int rand 8 } if $kind < 0.97;
+	return { do => 'wait', timeout => pick(0, 5, 20) } if $alone && $kind < 0.99;
 	return { do => 'retry_parked' };
 }
 

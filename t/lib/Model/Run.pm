@@ -459,11 +459,12 @@ sub statement
 	my $topic = "'r$h->{round}'";
 	if ($do eq 'emit')
 	{
-		return "${effect}SELECT idempotency.emit($topic, $marked, " . (defined $op->{key} ? "'k$op->{key}'" : 'NULL') . ')';
+		return "${effect}SELECT idempotency.emit($topic, $marked, " . (defined $op->{key} ? "'k$op->{key}'" : 'NULL') . ($op->{delay} ? ", '$op->{delay} ms'" : '') . ')';
 	}
 	return "${effect}SELECT id, attempt, key, payload ->> 'n' FROM idempotency.take($topic, $op->{max}, $ms)" if $do eq 'take';
 	return "${effect}SELECT idempotency.retry_parked($topic)" if $do eq 'retry_parked';
-	if ($do =~ /ack/)
+	return "CALL idempotency.wait_for_events($topic, '$op->{timeout} ms')" if $do eq 'wait';
+	if ($do =~ /ack|extend_event/)
 	{
 		my @taken = grep { !$op->{mine} || $_->{s} == $session->{n} } @{ $h->{taken} };
 		return unless @taken;
@@ -472,11 +473,12 @@ sub statement
 			my $last = $#taken - $op->{which} % @taken;
 			$op->{acks} = [ @taken[ max(0, $last - 2) .. $last ] ];
 			my ($ids, $attempts) = map { my $what = $_; join ', ', map { $_->{$what} } @{ $op->{acks} } } qw(event attempt);
-			return "${effect}SELECT idempotency.ack(ARRAY[$ids]::bigint[], ARRAY[$attempts]::integer[])";
+			return "${effect}SELECT idempotency.ack_batch(ARRAY[$ids], ARRAY[$attempts])";
 		}
 		my $taken = $taken[ -1 - $op->{which} % @taken ];
 		@$op{qw(event attempt)} = @$taken{qw(event attempt)};
 		return "${effect}SELECT idempotency.ack($op->{event}, $op->{attempt})" if $do eq 'ack';
+		return "${effect}SELECT idempotency.extend_event($op->{event}, $op->{attempt}, $ms)" if $do eq 'extend_event';
 		return "${effect}SELECT idempotency.nack($op->{event}, $op->{attempt}, '0', 'model')";
 	}
 
@@ -561,6 +563,7 @@ sub learn
 	elsif ($do eq 'consume') { $op->{got} = $first eq 'consumed'; }
 	elsif ($do eq 'edit') { $h->{version}{ $op->{row} } = $more[1] if defined $more[1]; }
 	elsif ($do eq 'emit') { $op->{event} = $first; }
+	elsif ($do eq 'extend_event') { $op->{extended} = defined $first; }
 	elsif ($do eq 'take') { push @{ $h->{taken} }, map { { s => $op->{s}, event => $_->[0], attempt => $_->[1] } } @{ $op->{rows} }; }
 	elsif ($do eq 'item') { $op->{got} = $first eq 't'; }
 	return;
@@ -709,7 +712,7 @@ sub drain
 	$found->{delivered} = [];
 	my $topic = "'r$h->{round}'";
 	my $until = Time::HiRes::time() + PATIENCE;
-	my $left = "SELECT count(*) FROM idempotency.outbox WHERE topic = $topic AND state <> 'a'";
+	my $left = "SELECT count(*) FROM idempotency.outbox WHERE topic = $topic";
 	return unless grep { $_->{do} eq 'emit' } @{ $h->{ops} };
 	while ($control->ask($left)->[0][0] > 0)
 	{
