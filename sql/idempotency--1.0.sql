@@ -1344,7 +1344,7 @@ DECLARE
 BEGIN
   FOR function IN
     SELECT oid FROM pg_catalog.pg_proc
-    WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace AND provolatile = 'v'
+    WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace AND provolatile = 'v' AND prokind = 'f'
       AND prorettype <> 'trigger'::pg_catalog.regtype
   LOOP
     EXECUTE pg_catalog.format('ALTER FUNCTION %s COST 5000', function);

@@ -85,7 +85,7 @@ SELECT count(*) AS due FROM effect.event WHERE idempotency.once('effect', 'b' ||
 SELECT left(key, 1) AS mark, count(*) AS marked FROM idempotency.keys WHERE scope = 'effect' AND key ~ '^[ab]\d' GROUP BY 1 ORDER BY 1;
 -- so every function that does something costs more than what stands beside it
 SELECT oid::regprocedure AS cheap FROM pg_proc
-WHERE pronamespace = 'idempotency'::regnamespace AND provolatile = 'v' AND prorettype <> 'trigger'::regtype AND probin IS NOT NULL AND procost < 5000;
+WHERE pronamespace = 'idempotency'::regnamespace AND provolatile = 'v' AND prokind = 'f' AND prorettype <> 'trigger'::regtype AND probin IS NOT NULL AND procost < 5000;
 
 SET client_min_messages = warning;
 DROP SCHEMA effect CASCADE;
