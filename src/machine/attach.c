@@ -108,6 +108,7 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 		ik_refuse_unattached(rel, InvalidAttrNumber);
 	ik_check_primary_key(rel, table);
 
+	/* the primary key as in the history: its value, or an object */
 	initStringInfo(&id);
 	appendStringInfo(&id, "pg_catalog.%s(",
 					 table->nkeys > 1 ? "jsonb_build_object" : "to_jsonb");
@@ -122,6 +123,7 @@ idempotency_off_graph(PG_FUNCTION_ARGS)
 	}
 	appendStringInfoChar(&id, ')');
 
+	/* a row comes once for each machine that does not know its state */
 	initStringInfo(&query);
 	for (int i = 0; i < table->nguards; i++)
 	{
@@ -269,7 +271,7 @@ append_off_graph(StringInfo query, Relation rel, AttrNumber column,
 
 /*
  * SQL for the state as text, as the guard reads it.  An enum's owner may have
- * made a cast of its own, and whoever looks at his table would run it.
+ * made a cast of its own, which every reader of his table would run.
  */
 static char *
 state_as_text(Relation rel, AttrNumber column)

@@ -153,37 +153,49 @@ judge_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 					 ik_find_state(machine, from),
 					 ik_find_state(machine, to)))
 	{
+		/* off the graph, and not where the caller wanted to go: who did that? */
 		if (asked != NULL && !ik_same_name(asked->target, to))
-			ereport(ERROR,
-					(errcode(ERRCODE_STATE_REWRITTEN),
-					 errmsg("a trigger stored another state than \"%.*s\"",
-							asked->target.len, asked->target.data),
-					 to.data == NULL ? 0 :
-					 errdetail("It stored \"%.*s\", to which there is no edge.",
-							   to.len, to.data),
-					 errhint("Fix the trigger, or ask for the state that it stores."),
-					 errtablecol(trigdata->tg_relation, guard->column)));
-		if (from.data == NULL || to.data == NULL)
-			ereport(ERROR,
-					(errcode(ERRCODE_ILLEGAL_TRANSITION),
-					 errmsg("a row cannot enter or leave a null state under machine \"%s\"",
-							guard->machine),
-					 errhint("%s", from.data == NULL ?
-							 ik_hint_edges(machine, -1) :
-							 ik_hint_edges(machine, ik_find_state(machine, from))),
-					 errtablecol(trigdata->tg_relation, guard->column)));
-		ereport(ERROR,
-				(errcode(ERRCODE_ILLEGAL_TRANSITION),
-				 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
-						guard->machine, from.len, from.data, to.len, to.data),
-				 errhint("%s", ik_hint_edges(machine, ik_find_state(machine, from))),
-				 errtablecol(trigdata->tg_relation, guard->column)));
+			ik_refuse_rewritten(trigdata->tg_relation, guard, asked->target, to);
+		ik_refuse_edge(trigdata->tg_relation, guard, from, to);
 	}
 
 	if (guard->history && TRIGGER_FIRED_AFTER(trigdata->tg_event))
 		ik_log_move(trigdata->tg_relation, table, guard, slot, from, to,
-				 asked != NULL && asked->logged_event >= 0 ?
-				 asked->machine->events[asked->logged_event].name : no_event);
+					asked != NULL && asked->logged_event >= 0 ?
+					asked->machine->events[asked->logged_event].name : no_event);
+}
+
+/* IK003: no edge leads from one state to the other; either may be null. */
+void
+ik_refuse_edge(Relation rel, const Guard *guard, NameRef from, NameRef to)
+{
+	const Machine *machine = ik_find_machine(guard->machine);
+	int			state = from.data == NULL ? -1 : ik_find_state(machine, from);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_ILLEGAL_TRANSITION),
+			 from.data == NULL || to.data == NULL ?
+			 errmsg("a row cannot enter or leave a null state under machine \"%s\"",
+					guard->machine) :
+			 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
+					guard->machine, from.len, from.data, to.len, to.data),
+			 errhint("%s", ik_hint_edges(machine, state)),
+			 errtablecol(rel, guard->column)));
+}
+
+/* IK005: the row that was to be in the target state was stored in another. */
+void
+ik_refuse_rewritten(Relation rel, const Guard *guard, NameRef target,
+					NameRef stored)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_STATE_REWRITTEN),
+			 errmsg("a trigger stored another state than \"%.*s\"",
+					target.len, target.data),
+			 stored.data == NULL ? errdetail("It stored null.") :
+			 errdetail("It stored \"%.*s\".", stored.len, stored.data),
+			 errhint("Fix the trigger, or ask for the state that it stores."),
+			 errtablecol(rel, guard->column)));
 }
 
 /*

@@ -57,6 +57,7 @@ ik_log_move(Relation rel, const TableInfo *table, const Guard *guard,
 	Relation	log;
 	SavedUser	caller;
 
+	/* as the writer */
 	nest = NewGUCNestLevel();
 	settings_of_log(table);
 	values[0] = CStringGetTextDatum(quote_qualified_identifier(get_namespace_name(get_rel_namespace(root)),
@@ -72,6 +73,7 @@ ik_log_move(Relation rel, const TableInfo *table, const Guard *guard,
 	values[6] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[7] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
 
+	/* as the owner */
 	SPI_connect();
 	log = table_open(ik_own_relation("transition_log"), RowExclusiveLock);
 	ik_become_owner(log, 0, &caller);

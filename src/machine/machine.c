@@ -238,7 +238,7 @@ write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
 }
 
 /*
- * Refuse to drop a machine that a guard names, whoever's the table is.  The
+ * Refuse to drop a machine that a guard names, on anybody's table.  The
  * message has the table to which it was attached first.
  */
 static void
@@ -306,6 +306,7 @@ load_machine(const char *name)
 				 errmsg("table idempotency.machines is not as the extension made it"),
 				 errhint("Take back what was altered, or create the extension again.")));
 
+	/* a context that an error frees, and the cache's when all went well */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency machine",
 									ALLOCSET_SMALL_SIZES);
 	ScanKeyEntryInitialize(&key, 0, MACHINES_NAME + 1, BTEqualStrategyNumber,

@@ -98,6 +98,10 @@ extern void ik_log_move(Relation rel, const TableInfo *table,
 /* guard.c: a row's state */
 extern const char *ik_state_column(Relation rel, const Guard *guard);
 extern NameRef ik_slot_state(const Guard *guard, TupleTableSlot *slot);
+pg_noreturn extern void ik_refuse_edge(Relation rel, const Guard *guard,
+									   NameRef from, NameRef to);
+pg_noreturn extern void ik_refuse_rewritten(Relation rel, const Guard *guard,
+											NameRef target, NameRef stored);
 
 /* moving.c: rows on their way from one partition to another */
 extern void ik_remember_moving_row(struct TriggerData *trigdata,

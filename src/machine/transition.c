@@ -246,13 +246,7 @@ check_edge_asked(const Move *move)
 						move->guard->machine, unknown.len, unknown.data),
 				 errhint("%s", ik_hint_states(machine, false))));
 	if (move->from.data != NULL && !ik_has_edge(machine, from, to))
-		ereport(ERROR,
-				(errcode(ERRCODE_ILLEGAL_TRANSITION),
-				 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
-						move->guard->machine,
-						move->from.len, move->from.data,
-						move->to.len, move->to.data),
-				 errhint("%s", ik_hint_edges(machine, from))));
+		ik_refuse_edge(move->update.rel, move->guard, move->from, move->to);
 	if (move->from.data == NULL && bms_is_empty(machine->states[to].sources))
 		ereport(ERROR,
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),
@@ -337,6 +331,8 @@ decide_move(GuardedUpdate *update)
 						ik_updated_column(&move->update)),
 				 errhint("%s", ik_hint_edges(machine, -1))));
 	name = datum_name(move, move->update.current);
+
+	/* transition() from a state that it is not in */
 	if (move->from.data != NULL)
 		return ik_same_name(name, move->to) ? UPDATE_ALREADY : UPDATE_CONFLICT;
 
@@ -347,6 +343,8 @@ decide_move(GuardedUpdate *update)
 				 errmsg("the row is in state \"%.*s\", which machine \"%s\" does not know",
 						name.len, name.data, move->guard->machine),
 				 errhint("%s", ik_hint_edges(machine, -1))));
+
+	/* fire(): there if the event leads here, unless it leads on from here */
 	if (move->event >= 0)
 	{
 		const MachineEdge *edge = edge_of_event(move, state);
@@ -392,19 +390,12 @@ static void
 check_stored(const GuardedUpdate *update)
 {
 	const Move *move = (const Move *) update;
-	NameRef		target = move->target;
 	NameRef		stored = {NULL, 0};
 
 	if (!move->update.isnull)
 		stored = datum_name(move, move->update.current);
-	if (!ik_same_name(stored, target))
-		ereport(ERROR,
-				(errcode(ERRCODE_STATE_REWRITTEN),
-				 errmsg("a trigger stored another state than \"%.*s\"",
-						target.len, target.data),
-				 stored.data == NULL ? errdetail("It stored null.") :
-				 errdetail("It stored \"%.*s\".", stored.len, stored.data),
-				 errhint("Fix the trigger, or ask for the state that it stores.")));
+	if (!ik_same_name(stored, move->target))
+		ik_refuse_rewritten(update->rel, move->guard, move->target, stored);
 }
 
 /*

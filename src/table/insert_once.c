@@ -254,6 +254,7 @@ collect_names(StringInfo names, ArrayType *conflict, Jsonb *new_row)
 	JsonbIteratorToken token;
 	JsonbValue	value;
 
+	/* the names in conflict */
 	if (conflict != NULL)
 	{
 		deconstruct_array(conflict, TEXTOID, -1, false, TYPALIGN_INT,
@@ -276,6 +277,7 @@ collect_names(StringInfo names, ArrayType *conflict, Jsonb *new_row)
 		appendStringInfoChar(names, '\0');
 	}
 
+	/* the names in new_row */
 	it = JsonbIteratorInit(&new_row->root);
 	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
 	{
@@ -327,6 +329,7 @@ build_shape(Relation rel, const PlanKey *key)
 	for (; name < end; name += strlen(name) + 1)
 		members = lappend_int(members, column_number(rel, name));
 
+	/* the members, as the plans' parameters */
 	shape->members = CreateTemplateTupleDesc(list_length(members));
 	shape->types = palloc(list_length(members) * sizeof(Oid));
 	foreach(lc, members)
@@ -343,6 +346,7 @@ build_shape(Relation rel, const PlanKey *key)
 	}
 	TupleDescFinalize(shape->members);
 
+	/* the index, whose columns are all among them */
 	index = choose_index(rel, given, conflict);
 	shape->index = RelationGetRelid(index);
 	shape->index_name = pstrdup(RelationGetRelationName(index));
@@ -355,6 +359,7 @@ build_shape(Relation rel, const PlanKey *key)
 			if (list_nth_int(members, pos) == index->rd_index->indkey.values[i])
 				shape->keys[i] = pos;
 
+	/* what insert_once() returns */
 	shape->result = CreateTemplateTupleDesc(2);
 	TupleDescInitEntry(shape->result, 1, "created", BOOLOID, -1, 0);
 	TupleDescInitEntry(shape->result, 2, "stored", rel->rd_rel->reltype, -1, 0);
@@ -377,7 +382,7 @@ column_number(Relation rel, const char *name)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 
-	/* not get_attnum(), for which the first 63 bytes of a long name are enough */
+	/* not get_attnum(), for which 63 bytes of a long name are enough */
 	for (int i = 0; i < desc->natts; i++)
 	{
 		Form_pg_attribute att = TupleDescAttr(desc, i);
@@ -413,6 +418,7 @@ choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
 	StringInfoData usable;
 	StringInfoData fit;
 
+	/* of those that can judge, the ones that fit, and names for the messages */
 	initStringInfo(&usable);
 	initStringInfo(&fit);
 	foreach(lc, oids)
@@ -570,6 +576,7 @@ write_queries(Shape *shape, Relation rel, Relation index)
 	Assert(!isnull);
 	opclasses = (oidvector *) DatumGetPointer(datum);
 
+	/* what is inserted */
 	initStringInfo(&columns);
 	initStringInfo(&params);
 	for (int i = 0; i < shape->members->natts; i++)
@@ -581,6 +588,7 @@ write_queries(Shape *shape, Relation rel, Relation index)
 		appendStringInfo(&params, "%s$%d", sep, i + 1);
 	}
 
+	/* what decides, and how the row is found by it */
 	initStringInfo(&target);
 	initStringInfo(&condition);
 	for (int i = 0; i < shape->nkeys; i++)
@@ -878,6 +886,7 @@ insert_row(InsertCall *call)
 	QueryDesc  *query;
 	bool		conflict;
 
+	/* not all that find a row also insert one: prepared when it is needed */
 	if (call->kept->second == NULL)
 	{
 		SPIPlanPtr	plan = ik_prepare(shape->insert_text, natts, shape->types);
@@ -894,6 +903,7 @@ insert_row(InsertCall *call)
 		params->params[i].ptype = shape->types[i];
 	}
 
+	/* as SPI does it */
 	CommandCounterIncrement();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	cplan = SPI_plan_get_cached_plan(call->kept->second);

@@ -23,7 +23,7 @@
  *									else: somebody was faster, start over
  *
  * Which version of the row it is (ctid, tableoid) is read only once a first
- * round came to the last step: whoever has privileges on the key and the state
+ * round came to the last step: a role with privileges on the key and the state
  * alone, and not on the table, gets every other answer without it.
  *
  * Each statement has its own snapshot under READ COMMITTED.  Above it a lost
@@ -160,6 +160,7 @@ ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 	update->changed = palloc(JB_ROOT_COUNT(changes) * sizeof(AttrNumber));
 	columns = CreateTemplateTupleDesc(JB_ROOT_COUNT(changes));
 
+	/* the columns first, which tell how to read the values */
 	it = JsonbIteratorInit(&changes->root);
 	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
 	{
@@ -212,6 +213,7 @@ ik_guarded_update(GuardedUpdate *update)
 		if (update->decided && attempt(update))
 			break;
 
+		/* no row was updated, or it is not known yet what to try */
 		if (!look(update, kind))
 		{
 			outcome = UPDATE_NOT_FOUND;
@@ -219,22 +221,27 @@ ik_guarded_update(GuardedUpdate *update)
 		}
 		if (!update->decided || !is_expected(update))
 		{
+			/* another state: that is the answer, or what to try from */
 			outcome = update->hooks->decide(update);
 			if (outcome != UPDATE_APPLIED)
 				break;
 			continue;
 		}
 
+		/* the expected state: does the row stay so under a lock? */
 		tid = update->tid;
 		partition = update->partition;
 		if (look(update, PLAN_LOCK))
 		{
 			if (!is_expected(update))
 				continue;
+			/* nobody is faster now: only a trigger can leave it as it is */
 			if (!attempt(update))
 				outcome = UPDATE_SUPPRESSED;
 			break;
 		}
+
+		/* not to be locked: is it still the same version of the row? */
 		if (kind == PLAN_LOOK)
 		{
 			kind = PLAN_IDENTIFY;
@@ -245,6 +252,7 @@ ik_guarded_update(GuardedUpdate *update)
 			outcome = UPDATE_NOT_FOUND;
 			break;
 		}
+		/* then row security forbids it; else somebody was faster */
 		if (partition == update->partition &&
 			ItemPointerEquals(&tid, &update->tid))
 		{
@@ -286,6 +294,7 @@ read_key(GuardedUpdate *update, Oid type, Datum id)
 	Jsonb	   *object;
 
 	update->key = palloc(table->nkeys * sizeof(Datum));
+	/* one column: the value itself */
 	if (table->nkeys == 1 && type != JSONBOID)
 	{
 		update->key[0] = key_from_value(&table->keys[0], type, id);
@@ -297,6 +306,7 @@ read_key(GuardedUpdate *update, Oid type, Datum id)
 		return;
 	}
 
+	/* several: an object, as jsonb or in the text of another type */
 	if (type == JSONBOID)
 		object = DatumGetJsonbP(id);
 	else
@@ -309,6 +319,7 @@ read_key(GuardedUpdate *update, Oid type, Datum id)
 													CStringGetDatum(OidOutputFunctionCall(output, id))));
 	}
 
+	/* for one column either form will do */
 	if (table->nkeys == 1 && JB_ROOT_IS_SCALAR(object))
 	{
 		update->key[0] = key_from_json(&table->keys[0],
@@ -624,6 +635,7 @@ build_plan(GuardedUpdate *update, PlanKind kind, const PlanKey *key)
 		types[i] = table->keys[i].type;
 	types[n] = types[n + 1] = update->type;
 
+	/* UPDATE t SET state = $, changes = $ WHERE key = $ AND state = $ */
 	initStringInfo(&buf);
 	if (kind == PLAN_UPDATE)
 	{
@@ -645,6 +657,7 @@ build_plan(GuardedUpdate *update, PlanKind kind, const PlanKey *key)
 		appendStringInfo(&buf, " AND %s", comparison);
 		appendStringInfo(&buf, " RETURNING t.%s", column);
 	}
+	/* SELECT state, perhaps which version of the row, perhaps locking it */
 	else
 	{
 		appendStringInfo(&buf, "SELECT t.%s%s FROM %s AS t", column,

@@ -105,6 +105,8 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 	ListCell   *lc;
 
 	ik_check_guards(rel, ik_table_info(rel), kind);
+
+	/* the table: rows that the triggers do not see, or UPDATEs that are none */
 	if (rel->rd_rel->relispartition)
 		ik_refuse_table(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
 						psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
@@ -119,10 +121,13 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 			ik_refuse_table(psprintf("table \"%s\" has a rule on UPDATE",
 									 RelationGetRelationName(rel)),
 							"Drop the rule, or use a trigger in its place.");
+
+	/* the column */
 	if (attr->attgenerated || attr->attidentity)
 		ik_refuse_table(psprintf("column \"%s\" is generated", NameStr(attr->attname)),
 						"Use a column that an UPDATE can set.");
 
+	/* each partition, with its own numbers of columns */
 	children = find_all_inheritors(relid, NoLock, NULL);
 	foreach(lc, children)
 	{

@@ -41,6 +41,11 @@ CREATE SERVER regress_rare FOREIGN DATA WRAPPER regress_rare;
 CREATE TABLE parts (id int, state text) PARTITION BY LIST (id);
 CREATE FOREIGN TABLE far PARTITION OF parts DEFAULT SERVER regress_rare;
 SELECT idempotency.attach_machine('parts', 'state', 'rare');
+-- one that becomes it after the attach, and gets the triggers
+CREATE TABLE counted (id int, v bigint NOT NULL DEFAULT 1) PARTITION BY LIST (id);
+SELECT idempotency.attach_version('counted', 'v');
+CREATE FOREIGN TABLE far_counted PARTITION OF counted DEFAULT SERVER regress_rare;
+SELECT idempotency.update_if('far_counted', 1, 1, NULL);
 
 -- a lock that has lapsed; a key that this transaction itself has answered; one
 -- that has expired
