@@ -198,12 +198,15 @@ make_variable() {
 # and to $work/NAME.log.
 suite_seconds=600
 suite() {
-	local name=$1 listed=$2
+	local name=$1 listed=$2 status
 	shift 2
 	say "$name: $listed listed"
 	as_user timeout --kill-after=10 $suite_seconds make -s -C "$work/src" PG_CONFIG="$PG_CONFIG" installcheck "$@" \
 		</dev/null 2>&1 | tee "$work/$name.log"
-	return "${PIPESTATUS[0]}"
+	status=${PIPESTATUS[0]}
+	# as timeout says it, and if it had to kill
+	((status != 124 && status != 137)) || say "$name: not done within $suite_seconds seconds, and stopped"
+	return $status
 }
 
 # count PASSED FAILED STATUS: a suite that says it failed has a failure.
