@@ -158,7 +158,7 @@ ik_find_signing_key(int64 id)
 		if (keys[i].id == id)
 		{
 			if (!TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
-				keys[i].rotated_at + ik_token_lifetime() <= GetCurrentTimestamp())
+				keys[i].rotated_at <= GetCurrentTimestamp() - ik_token_lifetime())
 				return NULL;
 			return &keys[i];
 		}

@@ -249,8 +249,8 @@ static bool
 mark_expired(TupleTableSlot *slot, TimestampTz now, uint64 *hash)
 {
 	slot_getsomeattrs(slot, USED_TOKENS_NATTS);
-	if (DatumGetTimestampTz(slot->tts_values[USED_TOKENS_EXPIRES_AT]) +
-		ik_token_retention * USECS_PER_SEC > now)
+	if (DatumGetTimestampTz(slot->tts_values[USED_TOKENS_EXPIRES_AT]) >
+		now - ik_token_retention * USECS_PER_SEC)
 		return false;
 	*hash = mark_hash(DatumGetUUIDP(slot->tts_values[USED_TOKENS_ID]));
 	return true;
@@ -262,8 +262,8 @@ generation_expired(TupleTableSlot *slot, TimestampTz now,
 				   uint64 *hash)
 {
 	slot_getsomeattrs(slot, GENERATIONS_NATTS);
-	if (DatumGetTimestampTz(slot->tts_values[GENERATIONS_RAISED_AT]) +
-		ik_token_lifetime() > now)
+	if (DatumGetTimestampTz(slot->tts_values[GENERATIONS_RAISED_AT]) >
+		now - ik_token_lifetime())
 		return false;
 	*hash = generation_hash(ik_frame(DatumGetTextPP(slot->tts_values[GENERATIONS_SUBJECT]),
 									 DatumGetTextPP(slot->tts_values[GENERATIONS_PURPOSE])));
@@ -333,7 +333,7 @@ is_genuine(const Token *token)
 static bool
 is_stale(const Token *token, TimestampTz now)
 {
-	return token->expires_at + ik_token_retention * USECS_PER_SEC <= now;
+	return token->expires_at <= now - ik_token_retention * USECS_PER_SEC;
 }
 
 /* What is the token's status, as far as it is committed or our own doing? */

@@ -187,6 +187,14 @@ WHERE id IN (md5('used')::uuid, md5('revoked')::uuid, md5('never')::uuid);
 SELECT idempotency.purge() >= 2 AS purged;
 SELECT id = md5('never')::uuid AS never, count(*) FROM idempotency.used_tokens WHERE id IN (md5('used')::uuid, md5('revoked')::uuid, md5('never')::uuid) GROUP BY 1;
 SELECT consume_(forge('used', '-2 days', '-24:00')), consume_(forge('revoked', '-2 days', '-24:00'));
+-- what has no end is not past it
+BEGIN;
+INSERT INTO idempotency.used_tokens VALUES ('infinity', now(), md5('endless')::uuid, false), ('294276-12-31', now(), md5('late')::uuid, false);
+INSERT INTO idempotency.token_generations VALUES (1, 'infinity', 'endless', 'form'), (1, '294276-12-31', 'late', 'form');
+SELECT idempotency.purge() >= 0 AS purged;
+SELECT (SELECT count(*) FROM idempotency.used_tokens WHERE expires_at > now() + interval '8 days') AS marks, count(*) AS generations
+FROM idempotency.token_generations WHERE subject IN ('endless', 'late');
+ROLLBACK;
 ALTER SYSTEM SET idempotency.token_retention = 0;
 SELECT pg_reload_conf();
 \c -
