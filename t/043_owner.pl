@@ -63,6 +63,40 @@ my $before = $node->safe_psql('trusted', $reindexed);
 upkeep('plain', 'trusted', $trusted);
 isnt($node->safe_psql('trusted', $reindexed), $before, 'they are new');
 
+# The grants run as a superuser there.  Neither a role's name, nor what the owner
+# has in his search path, makes them run anything else.
+my $hostile = 'app" TO PUBLIC; ALTER ROLE plain SUPERUSER; --';
+$node->safe_psql('postgres', sprintf 'CREATE ROLE "%s"', $hostile =~ s/"/""/gr);
+my $traps = q{
+	CREATE SCHEMA trap;
+	CREATE FUNCTION trap.spring() RETURNS integer LANGUAGE plpgsql AS $$
+	BEGIN ALTER ROLE plain SUPERUSER; RETURN 1; EXCEPTION WHEN insufficient_privilege THEN RETURN 0; END $$;
+	CREATE FUNCTION trap.format(text, VARIADIC text[]) RETURNS text LANGUAGE sql AS 'SELECT trap.spring(); SELECT $1';
+	CREATE FUNCTION trap.format(text, text, name) RETURNS text LANGUAGE sql AS 'SELECT trap.spring(); SELECT $1';
+	CREATE FUNCTION trap.unnest(text[]) RETURNS SETOF text LANGUAGE sql AS 'SELECT trap.spring(); SELECT $1[1]';
+	CREATE FUNCTION trap.eq(name, name) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring(); SELECT true';
+	CREATE OPERATOR trap.= (LEFTARG = name, RIGHTARG = name, FUNCTION = trap.eq);
+	CREATE FUNCTION trap.fits(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring(); SELECT true';
+	CREATE OPERATOR trap.~~ (LEFTARG = text, RIGHTARG = text, FUNCTION = trap.fits);
+};
+is(attempt('plain', 'trusted', $traps), '', 'traps are set');
+for my $role ('app', $hostile)
+{
+	for my $function (qw(grant_usage grant_admin grant_owner revoke_admin revoke_usage))
+	{
+		like(attempt('plain', 'trusted', qq{
+				SET search_path = trap, pg_temp, pg_catalog;
+				CREATE TEMP VIEW pg_proc AS SELECT trap.spring();
+				CREATE TEMP VIEW pg_roles AS SELECT trap.spring();
+				CREATE TEMP VIEW pg_class AS SELECT trap.spring();
+				SELECT idempotency.$function(\$role\$$role\$role\$)}),
+			qr/^[tf]$/, "$function, with traps set");
+	}
+}
+is($node->safe_psql('trusted', q{SELECT count(*) FROM pg_roles WHERE rolname IN ('plain', 'app') AND rolsuper}), '0', 'nobody became a superuser');
+is($node->safe_psql('trusted', q{SELECT has_schema_privilege('public', 'idempotency', 'USAGE')}), 'f', 'nor did everybody get in');
+$node->safe_psql('trusted', 'DROP SCHEMA trap CASCADE');
+
 $node->safe_psql('trusted', 'REASSIGN OWNED BY plain TO heir');
 $node->safe_psql('postgres', 'ALTER DATABASE trusted OWNER TO heir');
 is(attempt('heir', 'trusted', q{SELECT idempotency.grant_usage('app')}), '42501', 'the heir may not grant yet');
