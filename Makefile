@@ -7,6 +7,7 @@ OBJS = \
 	src/base/settings.o \
 	src/base/shared.o \
 	src/base/siphash.o \
+	src/base/subxact.o \
 	src/base/time.o \
 	src/store/lock.o \
 	src/store/own.o \

@@ -64,6 +64,9 @@ extern void *ik_shared_area(const char *name, Size size,
 extern void *ik_shared_backend(int number);
 extern const char *ik_shared_problem(void);
 
+/* subxact.c: something that may fail */
+extern ErrorData *ik_try(void (*something) (void *arg), void *arg);
+
 /* siphash.c: a hash under a secret key */
 typedef struct Sip
 {

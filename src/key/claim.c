@@ -30,7 +30,6 @@ idempotency_claim(PG_FUNCTION_ARGS)
 	static const Oid types[3] = {TEXTOID, TEXTOID, JSONBOID};
 	KeyRequest	request = {.function = "idempotency.claim()"};
 	KeyAnswer	answer;
-	Claim	   *claim;
 	KeyStatus	status;
 	Datum		values[3];
 	bool		nulls[3] = {false};
@@ -38,7 +37,7 @@ idempotency_claim(PG_FUNCTION_ARGS)
 	ik_get_identity(fcinfo, &request.scope, &request.key);
 	ik_get_request(fcinfo, 2, 5, &request);
 
-	status = ik_claim_key(&request, &answer, &claim);
+	status = ik_claim_key(&request, &answer);
 	ik_count(COUNT_CLAIM, status);
 
 	values[0] = ik_status_datum(status);
@@ -109,10 +108,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 	give_up = ik_give_up_at(NULL);
 
 	ik_open_key(&row, request.scope, request.key, RowExclusiveLock);
-	if (ik_find_claim(request.scope, request.key))
-		status = KEY_HELD;
-	else
-		status = ik_seize_key(&row, &request, give_up, &answer);
+	status = ik_seize_key(&row, &request, give_up, &answer);
 	if (status == KEY_CLAIMED)
 	{
 		Claim		claim = {
@@ -168,10 +164,12 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	claim = ik_find_claim(scope, key);
 	if (claim != NULL)
 	{
+		/* ours, and open: there is no row of it yet */
 		values[0] = ik_status_datum(KEY_HELD);
 		nulls[0] = false;
 		if (claim->replaces && ik_look_at_row(&row) == ROW_FOUND)
 		{
+			/* but one that it will overwrite, of a lease perhaps */
 			KeyRow		next = {0};
 
 			ik_read_key(row.slot, &stored);
@@ -186,6 +184,7 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 	}
 	else if (ik_read_row(&row))
 	{
+		/* stored: as it stands, unless it counts as absent */
 		ik_read_key(row.slot, &stored);
 		if (ik_key_is_present(&stored, GetCurrentTimestamp()))
 		{

@@ -13,7 +13,7 @@
  * What is left open fails COMMIT and PREPARE, so that no work commits without
  * its answer.
  *
- * Whatever their number, one claim costs the same: a hash table finds it, and
+ * One claim costs the same among few and many: a hash table finds it, and
  * the end of a subtransaction looks at those that it concerns.  These stand
  * together, as levels only begin and end at the deepest: claims are listed by
  * the level of their owner, settled ones by the level that settled them, the
@@ -66,9 +66,9 @@ static bool same_text(const text *a, const text *b);
  * the library is loaded: they run last-registered-first, and our check must
  * come before that of an extension that commits elsewhere in its own.
  */
-Claim *
+void
 ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
-			 const bytea *fingerprint, int64 ttl)
+			 const bytea *fingerprint, int64 ttl, bool replaces)
 {
 	Claim	   *claim;
 	MemoryContext old;
@@ -91,6 +91,7 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 	claim->key = ik_copy_value(key);
 	claim->fingerprint = ik_copy_value(fingerprint);
 	claim->ttl = ttl;
+	claim->replaces = replaces;
 	claim->created_at = GetCurrentTimestamp();
 	claim->level = GetCurrentTransactionNestLevel();
 	MemoryContextSwitchTo(old);
@@ -98,7 +99,6 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 	dlist_push_head(&claims, &claim->node);
 	link_claim(claim);
 	nclaims++;
-	return claim;
 }
 
 /* The open claim on this key, or NULL. */
@@ -292,7 +292,7 @@ unlock_for_parent(uint64 lock_hash)
 	CurTransactionResourceOwner = owner;
 }
 
-/* COMMIT and PREPARE fail while a claim is open (IK001). */
+/* COMMIT and PREPARE fail while a claim is open. */
 static void
 refuse_open_claims(void)
 {

@@ -118,11 +118,10 @@ ik_status_datum(KeyStatus status)
 
 /*
  * Claim a key for this transaction, or say why not: then *answer is what is
- * stored, if anything is.  *claim is set if the claim is new.
+ * stored, if anything is.
  */
 KeyStatus
-ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
-			 Claim **claim)
+ik_claim_key(const KeyRequest *request, KeyAnswer *answer)
 {
 	TimestampTz give_up;
 	RowAccess	row;
@@ -133,21 +132,11 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer,
 
 	/* the lock of the write to come, though a replay needs less */
 	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
-	*claim = ik_find_claim(request->scope, request->key);
-	if (*claim != NULL)
-		status = ik_mismatch((*claim)->fingerprint, request) ?
-			KEY_MISMATCH : KEY_HELD;
-	else
-	{
-		status = ik_seize_key(&row, request, give_up, answer);
-		if (status == KEY_CLAIMED)
-		{
-			*claim = ik_add_claim(row.lock_hash, request->scope,
-								  request->key, ik_fingerprint(request),
-								  request->ttl);
-			(*claim)->replaces = row.state == ROW_FOUND;
-		}
-	}
+	status = ik_seize_key(&row, request, give_up, answer);
+	if (status == KEY_CLAIMED)
+		ik_add_claim(row.lock_hash, request->scope, request->key,
+					 ik_fingerprint(request), request->ttl,
+					 row.state == ROW_FOUND);
 	ik_close_row(&row);
 	return status;
 }
@@ -307,7 +296,8 @@ name_lock(RowAccess *row)
 }
 
 /*
- * The loop at the top of this file.  KEY_CLAIMED leaves the lock held, and
+ * The loop at the top of this file; not for a key that this transaction has
+ * claimed and not settled.  KEY_CLAIMED leaves the lock held, and
  * what the last look found in the row; every other status gives the lock back.
  */
 KeyStatus
@@ -315,7 +305,12 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 			 TimestampTz give_up, KeyAnswer *answer)
 {
 	static int	replays = 0;	/* in a row */
+	Claim	   *claim = ik_find_claim(request->scope, request->key);
 	KeyStatus	status;
+
+	if (claim != NULL)
+		return ik_mismatch(claim->fingerprint, request) ?
+			KEY_MISMATCH : KEY_HELD;
 
 	/* a parallel worker could not hold a claim */
 	if (IsInParallelMode())

@@ -38,9 +38,9 @@ typedef struct Claim
 	int			settled;		/* nest level at which it was; 0: open */
 } Claim;
 
-extern Claim *ik_add_claim(uint64 lock_hash, const text *scope,
-						   const text *key, const bytea *fingerprint,
-						   int64 ttl);
+extern void ik_add_claim(uint64 lock_hash, const text *scope,
+						 const text *key, const bytea *fingerprint,
+						 int64 ttl, bool replaces);
 extern Claim *ik_find_claim(const text *scope, const text *key);
 extern void ik_settle_claim(Claim *claim);
 
@@ -109,8 +109,7 @@ extern void ik_check_scope(const text *scope);
 extern void ik_check_key(const text *key, const char *name);
 extern const char *const ik_key_statuses[];
 extern Datum ik_status_datum(KeyStatus status);
-extern KeyStatus ik_claim_key(const KeyRequest *request,
-							  KeyAnswer *answer, Claim **claim);
+extern KeyStatus ik_claim_key(const KeyRequest *request, KeyAnswer *answer);
 extern TimestampTz ik_complete_claim(Claim *claim, KeyStatus outcome,
 									 const KeyAnswer *answer, int64 ttl);
 extern bool ik_read_answer(text *scope, text *key,

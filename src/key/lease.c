@@ -35,8 +35,11 @@ PG_FUNCTION_INFO_V1(idempotency_release_lock);
 
 static KeyStatus take_lease(const KeyRequest *request, int64 lease,
 							KeyRow *granted, KeyAnswer *answer);
-static TimestampTz extend_lease(text *scope, text *key, const int64 *fence,
-								int64 lease, const char *function);
+static void grant_lease(RowAccess *row, const KeyRequest *request,
+						int64 lease, KeyRow *granted);
+static Datum extend_lease(FunctionCallInfo fcinfo, text *scope, text *key,
+						  int argument, CountedFunction counted,
+						  const char *function);
 static TimestampTz deadline_at(TimestampTz now, int64 lease, int64 fence);
 static void shift_deadline(KeyRow *lease, TimestampTz deadline);
 static int64 lease_argument(FunctionCallInfo fcinfo, int argument);
@@ -97,16 +100,10 @@ idempotency_extend(PG_FUNCTION_ARGS)
 {
 	text	   *scope;
 	text	   *key;
-	TimestampTz deadline;
 
 	ik_get_identity(fcinfo, &scope, &key);
-	deadline = extend_lease(scope, key, ik_fence_argument(fcinfo, 2),
-							lease_argument(fcinfo, 3),
-							"idempotency.extend()");
-	ik_count(COUNT_EXTEND, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
-	if (deadline == 0)
-		PG_RETURN_NULL();
-	PG_RETURN_TIMESTAMPTZ(deadline);
+	return extend_lease(fcinfo, scope, key, 2, COUNT_EXTEND,
+						"idempotency.extend()");
 }
 
 /*
@@ -170,17 +167,10 @@ Datum
 idempotency_renew_lock(PG_FUNCTION_ARGS)
 {
 	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
-	TimestampTz deadline;
 
 	ik_check_key(name, "name");
-	deadline = extend_lease(cstring_to_text(LOCK_SCOPE), name,
-							ik_fence_argument(fcinfo, 1),
-							lease_argument(fcinfo, 2),
-							"idempotency.renew_lock()");
-	ik_count(COUNT_RENEW_LOCK, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
-	if (deadline == 0)
-		PG_RETURN_NULL();
-	PG_RETURN_TIMESTAMPTZ(deadline);
+	return extend_lease(fcinfo, cstring_to_text(LOCK_SCOPE), name, 1,
+						COUNT_RENEW_LOCK, "idempotency.renew_lock()");
 }
 
 /* release_lock(name, fence): as release(). */
@@ -188,7 +178,6 @@ Datum
 idempotency_release_lock(PG_FUNCTION_ARGS)
 {
 	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
-
 	bool		released;
 
 	ik_check_key(name, "name");
@@ -271,7 +260,6 @@ take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
 {
 	TimestampTz give_up;
 	RowAccess	row;
-	Claim	   *claim;
 	KeyStatus	status;
 
 	give_up = ik_give_up_at(request->wait);
@@ -279,39 +267,9 @@ take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
 	memset(answer, 0, sizeof(KeyAnswer));
 
 	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
-	claim = ik_find_claim(request->scope, request->key);
-	if (claim != NULL)
-		status = ik_mismatch(claim->fingerprint, request) ?
-			KEY_MISMATCH : KEY_HELD;
-	else
-		status = ik_seize_key(&row, request, give_up, answer);
+	status = ik_seize_key(&row, request, give_up, answer);
 	if (status == KEY_CLAIMED)
-	{
-		TimestampTz now = GetCurrentTimestamp();
-
-		granted->created_at = now;
-		granted->status = STATUS_LEASED;
-		granted->fingerprint = ik_fingerprint(request);
-		granted->fence = now;
-		granted->attempt = 1;
-		if (row.state == ROW_FOUND)
-		{
-			KeyRow		old;
-
-			ik_read_key(row.slot, &old);
-			ik_take_over(granted, &old, now);
-		}
-		granted->deadline = deadline_at(now, lease, granted->fence);
-		granted->expires_at = ik_expiry(granted->deadline,
-										request->ttl);
-		ik_write_key(&row, granted);
-		ForceSyncCommit();
-		ik_unlock_row(&row);
-
-		/* they pointed into the row that was overwritten */
-		granted->checkpoint = ik_copy_value(granted->checkpoint);
-		granted->checkpoint_data = ik_copy_value(granted->checkpoint_data);
-	}
+		grant_lease(&row, request, lease, granted);
 	else
 	{
 		granted->deadline = answer->deadline;
@@ -321,11 +279,46 @@ take_lease(const KeyRequest *request, int64 lease, KeyRow *granted,
 	return status;
 }
 
-/* The new deadline, or 0 if it is too late. */
-static TimestampTz
-extend_lease(text *scope, text *key, const int64 *fence, int64 duration,
-			 const char *function)
+/* Write the row of a lease that begins now, and give the key's lock back. */
+static void
+grant_lease(RowAccess *row, const KeyRequest *request, int64 lease,
+			KeyRow *granted)
 {
+	TimestampTz now = GetCurrentTimestamp();
+
+	granted->created_at = now;
+	granted->status = STATUS_LEASED;
+	granted->fingerprint = ik_fingerprint(request);
+	granted->fence = now;
+	granted->attempt = 1;
+	if (row->state == ROW_FOUND)
+	{
+		KeyRow		old;
+
+		ik_read_key(row->slot, &old);
+		ik_take_over(granted, &old, now);
+	}
+	granted->deadline = deadline_at(now, lease, granted->fence);
+	granted->expires_at = ik_expiry(granted->deadline, request->ttl);
+	ik_write_key(row, granted);
+	ForceSyncCommit();
+	ik_unlock_row(row);
+
+	/* they pointed into the row that was overwritten */
+	granted->checkpoint = ik_copy_value(granted->checkpoint);
+	granted->checkpoint_data = ik_copy_value(granted->checkpoint_data);
+}
+
+/*
+ * The new deadline, or NULL if it is too late; the fence is that argument, the
+ * lease the next.
+ */
+static Datum
+extend_lease(FunctionCallInfo fcinfo, text *scope, text *key, int argument,
+			 CountedFunction counted, const char *function)
+{
+	const int64 *fence = ik_fence_argument(fcinfo, argument);
+	int64		duration = lease_argument(fcinfo, argument + 1);
 	RowAccess	row;
 	KeyRow		lease;
 	bool		leased;
@@ -346,7 +339,10 @@ extend_lease(text *scope, text *key, const int64 *fence, int64 duration,
 	}
 	ik_unlock_row(&row);
 	ik_close_row(&row);
-	return deadline;
+	ik_count(counted, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
+	if (deadline == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(deadline);
 }
 
 /*

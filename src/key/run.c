@@ -32,14 +32,22 @@
 
 PG_FUNCTION_INFO_V1(idempotency_run);
 
-static Oid	resolve_function(const text *name, Oid *result_type);
+/* a function that is to be called, and what comes of it */
+typedef struct FunctionCall
+{
+	Oid			function;
+	Oid			result_type;
+	const Jsonb *request;
+	KeyAnswer  *answer;
+} FunctionCall;
+
+static void resolve_function(const text *name, FunctionCall *call);
+static Oid	find_function(const text *name);
 static void hint_at_signature(void *arg);
-static void call_function(Oid function, Oid result_type,
-						  const Jsonb *request, KeyAnswer *answer);
+static void call_function(void *arg);
 static void read_result(Oid type, Datum value, KeyAnswer *answer);
 static bool is_answer_type(Oid type);
-static bool call_recording_errors(Oid function, Oid result_type,
-								  const Jsonb *request, KeyAnswer *answer);
+static bool call_recording_errors(FunctionCall *call);
 static bool is_recordable(int sqlstate);
 static Jsonb *describe_error(const ErrorData *error);
 static void add_member(StringInfo json, const char *name, const char *value);
@@ -68,20 +76,18 @@ idempotency_run(PG_FUNCTION_ARGS)
 				 errhint("Name a function with one argument of type jsonb.")));
 	ik_get_request(fcinfo, 3, 7, &request);
 
-	status = ik_claim_key(&request, &answer, &claim);
+	status = ik_claim_key(&request, &answer);
 	replayed = status == KEY_COMPLETED || status == KEY_FAILED;
 
 	if (status == KEY_CLAIMED)
 	{
-		Oid			result_type;
-		Oid			function = resolve_function(PG_GETARG_TEXT_PP(2),
-												&result_type);
+		FunctionCall call = {.request = request.request,.answer = &answer};
 
+		resolve_function(PG_GETARG_TEXT_PP(2), &call);
 		status = KEY_COMPLETED;
 		if (PG_ARGISNULL(6) || !PG_GETARG_BOOL(6))
-			call_function(function, result_type, request.request, &answer);
-		else if (!call_recording_errors(function, result_type,
-										request.request, &answer))
+			call_function(&call);
+		else if (!call_recording_errors(&call))
 			status = KEY_FAILED;
 
 		/* what the function itself did with its key stands */
@@ -99,20 +105,53 @@ idempotency_run(PG_FUNCTION_ARGS)
 	return ik_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
+/* The function that a text names, if run() and the caller may call it. */
+static void
+resolve_function(const text *name, FunctionCall *call)
+{
+	Oid			function = find_function(name);
+	HeapTuple	tuple;
+	Form_pg_proc proc;
+	AclResult	acl;
+
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function \"%s\" does not exist",
+						text_to_cstring(name))));
+	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	if (proc->prokind != PROKIND_FUNCTION || proc->proretset ||
+		proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID ||
+		(get_typtype(proc->prorettype) == TYPTYPE_PSEUDO &&
+		 proc->prorettype != VOIDOID && proc->prorettype != RECORDOID))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("run() cannot call %s",
+						format_procedure(function)),
+				 errhint("The function must take one argument of type jsonb, return one value, and be neither a procedure nor an aggregate nor a window function.")));
+	call->function = function;
+	call->result_type = proc->prorettype;
+	ReleaseSysCache(tuple);
+
+	acl = object_aclcheck(ProcedureRelationId, function, GetUserId(),
+						  ACL_EXECUTE);
+	if (acl != ACLCHECK_OK)
+		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(function));
+	InvokeFunctionExecuteHook(function);
+}
+
 /*
- * The function that a text names: "f" or "f(jsonb)", qualified or not, one
- * argument of type jsonb.
+ * "f" or "f(jsonb)", qualified or not, by the caller's search_path; the one
+ * with an argument of type jsonb.
  */
 static Oid
-resolve_function(const text *name, Oid *result_type)
+find_function(const text *name)
 {
 	char	   *signature = text_to_cstring(name);
 	Size		len = strlen(signature);
 	ErrorContextCallback context = {.callback = hint_at_signature};
 	Oid			function;
-	HeapTuple	tuple;
-	Form_pg_proc proc;
-	AclResult	acl;
 
 	/* blanks at the end are none of the name, as for regprocedure itself */
 	while (len > 0 && scanner_isspace(signature[len - 1]))
@@ -124,30 +163,6 @@ resolve_function(const text *name, Oid *result_type)
 	function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
 													CStringGetDatum(signature)));
 	error_context_stack = context.previous;
-
-	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
-	if (!HeapTupleIsValid(tuple))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("function \"%s\" does not exist", signature)));
-	proc = (Form_pg_proc) GETSTRUCT(tuple);
-	if (proc->prokind != PROKIND_FUNCTION || proc->proretset ||
-		proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID ||
-		(get_typtype(proc->prorettype) == TYPTYPE_PSEUDO &&
-		 proc->prorettype != VOIDOID && proc->prorettype != RECORDOID))
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("run() cannot call %s",
-						format_procedure(function)),
-				 errhint("The function must take one argument of type jsonb, return one value, and be neither a procedure nor an aggregate nor a window function.")));
-	*result_type = proc->prorettype;
-	ReleaseSysCache(tuple);
-
-	acl = object_aclcheck(ProcedureRelationId, function, GetUserId(),
-						  ACL_EXECUTE);
-	if (acl != ACLCHECK_OK)
-		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(function));
-	InvokeFunctionExecuteHook(function);
 	return function;
 }
 
@@ -164,32 +179,32 @@ hint_at_signature(void *arg)
  * waited for a rival whose work it must see.
  */
 static void
-call_function(Oid function, Oid result_type, const Jsonb *request,
-			  KeyAnswer *answer)
+call_function(void *arg)
 {
+	FunctionCall *call = arg;
 	LOCAL_FCINFO(fcinfo, 1);
 	FmgrInfo	flinfo;
 	PgStat_FunctionCallUsage usage;
 	Datum		result;
 
-	fmgr_info(function, &flinfo);
+	fmgr_info(call->function, &flinfo);
 	InitFunctionCallInfoData(*fcinfo, &flinfo, 1, InvalidOid, NULL, NULL);
-	fcinfo->args[0].value = PointerGetDatum(request);
-	fcinfo->args[0].isnull = request == NULL;
+	fcinfo->args[0].value = PointerGetDatum(call->request);
+	fcinfo->args[0].isnull = call->request == NULL;
 	/* it would not be called, and an answer stored as if it had been */
-	if (flinfo.fn_strict && request == NULL)
+	if (flinfo.fn_strict && call->request == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("request must not be null for %s, which is STRICT",
-						format_procedure(function)),
+						format_procedure(call->function)),
 				 errhint("Give a request, or declare the function CALLED ON NULL INPUT.")));
 
 	PushActiveSnapshot(GetTransactionSnapshot());
 	pgstat_init_function_usage(fcinfo, &usage);
 	result = FunctionCallInvoke(fcinfo);
 	pgstat_end_function_usage(&usage, true);
-	if (!fcinfo->isnull && result_type != VOIDOID)
-		read_result(result_type, result, answer);
+	if (!fcinfo->isnull && call->result_type != VOIDOID)
+		read_result(call->result_type, result, call->answer);
 	PopActiveSnapshot();
 }
 
@@ -236,42 +251,17 @@ is_answer_type(Oid type)
  * what the function wrote, and becomes the answer.  False: it failed.
  */
 static bool
-call_recording_errors(Oid function, Oid result_type, const Jsonb *request,
-					  KeyAnswer *answer)
+call_recording_errors(FunctionCall *call)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool ok = true;
+	ErrorData  *error = ik_try(call_function, call);
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		call_function(function, result_type, request, answer);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-
-		/* not before: who catches it counts on his own subtransaction */
-		if (!is_recordable(error->sqlerrcode))
-			ReThrowError(error);
-		answer->response = NULL;
-		answer->meta = describe_error(error);
-		ok = false;
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return ok;
+	if (error == NULL)
+		return true;
+	if (!is_recordable(error->sqlerrcode))
+		ReThrowError(error);
+	call->answer->response = NULL;
+	call->answer->meta = describe_error(error);
+	return false;
 }
 
 /*

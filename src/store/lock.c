@@ -37,9 +37,17 @@
  */
 #define LOCK_SPACE 0x6964
 
+/* what acquire_wanted() is to take */
+typedef struct Wanted
+{
+	const LOCKTAG *tag;
+	LOCKMODE	mode;
+} Wanted;
+
 static bool acquire(const LOCKTAG *tag, LOCKMODE mode, bool dont_wait);
 static bool acquire_until(const LOCKTAG *tag, LOCKMODE mode,
 						  TimestampTz give_up);
+static void acquire_wanted(void *arg);
 static void release(const LOCKTAG *tag, LOCKMODE mode);
 static LOCKTAG tag_of(uint64 hash);
 
@@ -158,12 +166,11 @@ acquire(const LOCKTAG *tag, LOCKMODE mode, bool dont_wait)
 static bool
 acquire_until(const LOCKTAG *tag, LOCKMODE mode, TimestampTz give_up)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
+	Wanted		wanted = {tag, mode};
 	int			user_timeout = LockTimeout;
 	long		remaining;
 	bool		ours;
-	ErrorData  *volatile error = NULL;
+	ErrorData  *error;
 
 	if (TIMESTAMP_IS_NOEND(give_up))
 		return acquire(tag, mode, false);
@@ -174,40 +181,26 @@ acquire_until(const LOCKTAG *tag, LOCKMODE mode, TimestampTz give_up)
 		return false;
 	ours = user_timeout == 0 || remaining < user_timeout;
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		if (ours)
-			LockTimeout = (int) Min(remaining, INT_MAX);
-		(void) acquire(tag, mode, false);
-		LockTimeout = user_timeout;
+	if (ours)
+		LockTimeout = (int) Min(remaining, INT_MAX);
+	error = ik_try(acquire_wanted, &wanted);
+	LockTimeout = user_timeout;
 
-		/* the timer may have gone off when the lock was granted already */
-		CHECK_FOR_INTERRUPTS();
-	}
-	PG_CATCH();
-	{
-		LockTimeout = user_timeout;
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-	}
-	PG_END_TRY();
-
-	/* what was taken inside passes to the caller's subtransaction */
-	if (error == NULL)
-		ReleaseCurrentSubTransaction();
-	else
-		RollbackAndReleaseCurrentSubTransaction();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-
-	/* not before: who catches it counts on his own subtransaction */
 	if (error != NULL &&
 		(!ours || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE))
 		ReThrowError(error);
 	return error == NULL;
+}
+
+static void
+acquire_wanted(void *arg)
+{
+	Wanted	   *wanted = arg;
+
+	(void) acquire(wanted->tag, wanted->mode, false);
+
+	/* the timer may have gone off when the lock was granted already */
+	CHECK_FOR_INTERRUPTS();
 }
 
 static void
