@@ -18,6 +18,9 @@
  *				with an expiry
  *		ours	claim, work, complete in separate statements of one transaction
  *		run		idempotency.run(), one statement
+ *		bare	the function that run() calls, by itself: no key at all
+ *		limit	that function with a plain INSERT of the key's final row in it:
+ *				what nobody can be faster than who stores an answer
  *		claim, select		a replay in one statement: claim(), a plain SELECT
  *		insert	the final row of a new key by a plain INSERT, no work
  *		check	no requests: counts the payments whose key has no answer in
@@ -130,6 +133,14 @@ static const Contestant contestants[] = {
 	}},
 	{"run", run, (const Statement[]) {
 			{"call", "SELECT replayed, response FROM idempotency.run('bench', $1, 'pay', $2)", 2},
+			{NULL}
+	}},
+	{"bare", run, (const Statement[]) {
+			{"call", "SELECT $1::text IS NULL, pay($2)", 2},
+			{NULL}
+	}},
+	{"limit", run, (const Statement[]) {
+			{"call", "SELECT $1::text IS NULL, pay_and_insert($1, $2)", 2},
 			{NULL}
 	}},
 	{"claim", one_call, (const Statement[]) {

@@ -12,6 +12,19 @@ BEGIN
 END
 $$;
 
+-- The least that one who stores an answer does: the work, and the final row.
+CREATE TABLE limit_key (LIKE idempotency.keys INCLUDING INDEXES);
+CREATE FUNCTION pay_and_insert(this_key text, request jsonb) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+  answer text := repeat('x', 180);
+BEGIN
+  INSERT INTO payment (request_id, amount) VALUES (request ->> 'request_id', 10);
+  INSERT INTO limit_key (created_at, expires_at, status, key, scope, response)
+  VALUES (now(), now() + '1 day'::interval, 'c', this_key, 'bench', answer);
+  RETURN answer;
+END
+$$;
+
 -- By hand.
 CREATE TABLE hand_key (
   scope text COLLATE "C" NOT NULL,
@@ -40,4 +53,5 @@ SELECT 'bench', gen_random_uuid(), 'c', repeat('x', 180)
 FROM generate_series(1, :rows);
 INSERT INTO idempotency.keys (created_at, expires_at, status, key, scope, response)
 SELECT created_at, expires_at, status, key, scope, response FROM hand_key;
+INSERT INTO limit_key SELECT * FROM idempotency.keys;
 VACUUM ANALYZE;
