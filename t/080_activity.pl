@@ -108,6 +108,7 @@ my $calls = q{
 	SELECT array_agg(id) AS ids, array_agg(attempt) AS attempts FROM idempotency.take('t') \gset
 	SELECT idempotency.ack_batch(:'ids', :'attempts');
 	SELECT count(*) FROM idempotency.take('t');
+	SELECT idempotency.extend_event(1, 1, '1 s'), idempotency.retry_event(1), idempotency.discard_event(1);
 	SELECT idempotency.once('s', 'short', '1 us');
 	SELECT idempotency.purge();
 };
@@ -124,7 +125,8 @@ my @expected = sort qw(
   issue_token/issued=1 check_token/valid=1 consume_token/consumed=1
   consume_token/used=1 consume_token/invalid=1 revoke_token/not_valid=1
   revoke_tokens/revoked=1 emit/emitted=3 take/taken=4 take/empty=1
-  ack/acknowledged=3 ack/superseded=1 nack/given_back=1 purge/keys=1);
+  ack/acknowledged=3 ack/superseded=1 nack/given_back=1
+  extend_event/late=1 retry_event/not_parked=1 discard_event/not_parked=1 purge/keys=1);
 is(join(' ', sort split / /, counted()), "@expected", 'each outcome is counted, of what was rolled back too');
 
 sql(q{SELECT idempotency.reset_activity()}, 'ops');

@@ -26,7 +26,7 @@
 #include "utils/timestamp.h"
 
 #define MAX_NAMES (256 + 512)	/* scope and key, in bytes */
-#define KEY_BYTES 1840
+#define KEY_BYTES 1600			/* two of the longest keys */
 
 /* a key in hand, or waited for */
 typedef struct KeyEntry

@@ -311,6 +311,7 @@ idempotency_extend_event(PG_FUNCTION_ARGS)
 		break;
 	}
 	ik_close_outbox(&box);
+	ik_count(COUNT_EXTEND_EVENT, deadline == 0 ? COUNT_NOT_DONE : COUNT_DONE);
 	if (deadline == 0)
 		PG_RETURN_NULL();
 
@@ -337,6 +338,7 @@ idempotency_retry_event(PG_FUNCTION_ARGS)
 	while (!done && find_parked(&box, PG_GETARG_INT64(0)))
 		done = retry(&box, box.event);
 	ik_close_outbox(&box);
+	ik_count(COUNT_RETRY_EVENT, done ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(done);
 }
 
@@ -354,6 +356,7 @@ idempotency_discard_event(PG_FUNCTION_ARGS)
 	if (done)
 		ik_end_turn(&box, box.event, false, 0);
 	ik_close_outbox(&box);
+	ik_count(COUNT_DISCARD_EVENT, done ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(done);
 }
 

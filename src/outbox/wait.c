@@ -169,12 +169,12 @@ look_and_sleep(text *topic, uint64 hash, TimestampTz give_up)
 		if (my_slot != NULL)
 			(void) ConditionVariableTimedSleep(&my_slot->wake,
 											   (long) (sleep / 1000) + 1,
-											   PG_WAIT_EXTENSION);
+											   compat_wait_event("IdempotencyOutbox"));
 		else
 		{
 			(void) WaitLatch(MyLatch,
 							 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-							 (long) (sleep / 1000) + 1, PG_WAIT_EXTENSION);
+							 (long) (sleep / 1000) + 1, compat_wait_event("IdempotencyOutbox"));
 			ResetLatch(MyLatch);
 			CHECK_FOR_INTERRUPTS();
 		}
