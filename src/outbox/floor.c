@@ -47,6 +47,9 @@
 /* after so long without a look, xids may have come round: forget everything */
 #define FORGET_AFTER	(600 * USECS_PER_SEC)
 
+/* with so many subtransactions, reading everything again is less work */
+#define MAX_UNLISTED	10000
+
 /* a transaction that was open at the last look */
 typedef struct OpenXact
 {
@@ -98,26 +101,44 @@ static uint64 hash_text(Datum value, uint64 seed);
 /*
  * Look around before the queue is read: whose transactions are open, and whose
  * no longer are?  Call it before floors are asked for.
+ *
+ * A snapshot lists the open transactions that are older than the last one that
+ * has ended.  Of those between that and the next id to be given, all are open;
+ * subtransactions among them count as ended at the next look, which does no
+ * harm.
  */
 void
 ik_look_around(Oid sequence, TimestampTz now)
 {
-	int64		number = newest_number(sequence);	/* before the snapshot */
+	/* in this order: who has no id yet will draw a higher number */
+	int64		number = newest_number(sequence);
+	TransactionId next_xid = ReadNextTransactionId();
 	Snapshot	snapshot = GetLatestSnapshot();
 	uint64		changes = ik_table_changes(&ik_outbox);
-	int			n = snapshot->xcnt;
+	int			unlisted = 0;
+	int			n = 0;
 	OpenXact   *open;
 	int			i = 0;
+
+	if (TransactionIdPrecedes(snapshot->xmax, next_xid))
+		unlisted = next_xid - snapshot->xmax;
+	if (unlisted > MAX_UNLISTED)
+	{
+		/* what this call finds out is forgotten by the next one */
+		forget_everything();
+		seen.time = DT_NOEND;
+		return;
+	}
 
 	/* a clock that went back, or a table that was truncated or restored */
 	if (now < seen.time || now - seen.time > FORGET_AFTER ||
 		number < seen.number || changes != seen.changes)
 		forget_everything();
 
-	if (n > seen.size)
+	if (snapshot->xcnt + unlisted > seen.size)
 	{
 		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-		int			size = Max(64, 2 * n);
+		int			size = Max(64, 2 * (snapshot->xcnt + unlisted));
 
 		seen.spare = seen.spare == NULL ?
 			palloc(size * sizeof(OpenXact)) :
@@ -130,8 +151,11 @@ ik_look_around(Oid sequence, TimestampTz now)
 	}
 
 	open = seen.spare;
-	for (int j = 0; j < n; j++)
-		open[j].xid = snapshot->xip[j];
+	for (uint32 j = 0; j < snapshot->xcnt; j++)
+		open[n++].xid = snapshot->xip[j];
+	for (TransactionId xid = snapshot->xmax; unlisted > 0 && xid != next_xid; xid++)
+		if (TransactionIdIsNormal(xid) && !TransactionIdIsCurrentTransactionId(xid))
+			open[n++].xid = xid;
 	if (n > 1)
 		qsort(open, n, sizeof(OpenXact), compare_open);
 	for (int j = 0; j < n; j++)
@@ -164,7 +188,7 @@ ik_look_around(Oid sequence, TimestampTz now)
 	seen.n = n;
 	seen.number = number;
 	seen.time = now;
-	seen.next_xid = snapshot->xmax;
+	seen.next_xid = next_xid;
 	seen.changes = changes;
 	seen.valid = true;
 }
@@ -184,11 +208,13 @@ newest_number(Oid sequence)
 	Buffer		buffer = ReadBuffer(rel, 0);
 	Page		page = BufferGetPage(buffer);
 	HeapTupleHeader tuple;
+	Form_pg_sequence_data data;
 	int64		number;
 
 	LockBuffer(buffer, BUFFER_LOCK_SHARE);
 	tuple = (HeapTupleHeader) PageGetItem(page, PageGetItemId(page, FirstOffsetNumber));
-	number = ((Form_pg_sequence_data) ((char *) tuple + tuple->t_hoff))->last_value;
+	data = (Form_pg_sequence_data) ((char *) tuple + tuple->t_hoff);
+	number = data->last_value - (data->is_called ? 0 : 1);
 	UnlockReleaseBuffer(buffer);
 	relation_close(rel, NoLock);
 	return number;

@@ -318,6 +318,8 @@ take_event_apart(Outbox *box, BlockLeases *leases, int64 id, int64 taken,
 	if (TransactionIdIsValid(rival))
 		return false;
 	lease = ik_lease_of(leases, event);
+	if (lease != NULL && TransactionIdIsValid(lease->rival))
+		return false;			/* perhaps extended */
 	if (lease == NULL || lease->taken != taken)
 		return true;			/* given back, or extended */
 	if (!ik_lock_found_row(&box->events, event, false))

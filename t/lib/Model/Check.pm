@@ -865,11 +865,13 @@ sub each_ack
 sub is_out
 {
 	my ($take, $id, $attempt, $later, $at, $retries) = @_;
-	my ($until) = sort { $b <=> $a } map { $_->{inv} + 1000 * $_->{lease} } $take, grep {
-		$_->{do} eq 'extend_event' && $_->{extended} && $_->{event} == $id && $_->{attempt} == $attempt
-		  && !$_->{undone} && counted_before($_, $later->{inv})
-	} @{ $h->{ops} };
-	return 0 if $take == $later || $take->{undone} || $until <= $later->{ret};
+	my @extended = grep { $_->{do} eq 'extend_event' && $_->{extended} && $_->{event} == $id && $_->{attempt} == $attempt
+		  && $_->{inv} <= $later->{ret} } @{ $h->{ops} };
+	my @until = map { $_->{inv} + 1000 * $_->{lease} } @extended;
+	# the last one counts, if all are sure
+	@until = $until[-1] if @until && !grep { !counted_before($_, $later->{inv}) } @extended;
+	push @until, $take->{inv} + 1000 * $take->{lease} if !@until || grep { !counted_before($_, $later->{inv}) } @extended;
+	return 0 if $take == $later || $take->{undone} || grep { $_ <= $later->{ret} } @until;
 	return 0 if grep { !$_->{error} && $_->{inv} <= $later->{ret} && ($_->{lost} || ($_->{rows}[0][0] // '') eq 't') } @{ $at->{$id} // [] };
 	return 1;
 }
