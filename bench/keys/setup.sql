@@ -12,6 +12,7 @@ CREATE TABLE hand_key (LIKE idempotency.keys, PRIMARY KEY (key, scope));
 INSERT INTO hand_key SELECT * FROM idempotency.keys LIMIT 100000;
 
 CREATE FUNCTION empty_claim(scope text, key text) RETURNS idempotency.claim_result LANGUAGE c AS :'empty', 'empty';
+CREATE FUNCTION empty_claim_request(scope text, key text, request jsonb) RETURNS idempotency.claim_result LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_run(scope text, key text, function text, request jsonb) RETURNS idempotency.run_result LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_lookup(scope text, key text) RETURNS idempotency.key_record LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_complete(scope text, key text, response text) RETURNS timestamptz LANGUAGE c AS :'empty', 'empty';

@@ -111,6 +111,21 @@ typedef bool TU_UpdateIndexes;
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
+/* 19 keeps the result beside the state */
+#if PG_VERSION_NUM >= 190000
+#define compat_JsonbState JsonbInState
+#define compat_push_jsonb(state, token, value) \
+	pushJsonbValue(state, token, value)
+#else
+typedef struct compat_JsonbState
+{
+	struct JsonbParseState *parse;
+	struct JsonbValue *result;
+} compat_JsonbState;
+#define compat_push_jsonb(state, token, value) \
+	((state)->result = pushJsonbValue(&(state)->parse, token, value))
+#endif
+
 /* 16 has one function for every kind of object; we ask about functions only */
 #if PG_VERSION_NUM < 160000
 #define object_aclcheck(classid, objectid, roleid, mode) \

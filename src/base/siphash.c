@@ -16,8 +16,8 @@
 
 #include "port/pg_bswap.h"
 
-static void add_word(Sip *sip, uint64 word);
-static inline void mix(Sip *sip, int rounds);
+static inline void add_word(Sip *sip, uint64 word);
+static inline void mix(Sip *sip);
 static inline uint64 get_word(const uint8 *bytes, int len);
 static inline void put_word(uint8 *bytes, uint64 word);
 
@@ -39,30 +39,44 @@ ik_sip_start(Sip *sip, const uint8 *key)
 
 /* Add some bytes; how they are cut into calls makes no difference. */
 void
-ik_sip_add(Sip *sip, const void *data, Size len)
+ik_sip_add(Sip *to, const void *data, Size len)
 {
+	Sip			sip;
 	const uint8 *bytes = data;
-	int			filled = sip->len % 8 * 8;	/* bits of the tail in use */
+	int			filled = to->len % 8 * 8;	/* bits of the tail in use */
 
-	sip->len += len;
-	for (; len >= 8; bytes += 8, len -= 8)
+	if (filled + len * 8 < 64)
 	{
-		uint64		word = get_word(bytes, 8);
-
-		add_word(sip, sip->tail | word << filled);
-		sip->tail = filled == 0 ? 0 : word >> (64 - filled);
+		to->tail |= get_word(bytes, len) << filled;
+		to->len += len;
+		return;
 	}
+
+	sip = *to;					/* in registers, for the loop */
+	sip.len += len;
+	if (filled == 0)
+		for (; len >= 8; bytes += 8, len -= 8)
+			add_word(&sip, get_word(bytes, 8));
+	else
+		for (; len >= 8; bytes += 8, len -= 8)
+		{
+			uint64		word = get_word(bytes, 8);
+
+			add_word(&sip, sip.tail | word << filled);
+			sip.tail = word >> (64 - filled);
+		}
 	if (len > 0)
 	{
 		uint64		word = get_word(bytes, len);
 
-		sip->tail |= word << filled;
+		sip.tail |= word << filled;
 		if (filled + len * 8 >= 64)
 		{
-			add_word(sip, sip->tail);
-			sip->tail = word >> (64 - filled);
+			add_word(&sip, sip.tail);
+			sip.tail = word >> (64 - filled);
 		}
 	}
+	*to = sip;
 }
 
 /* The hash has 16 bytes. */
@@ -71,48 +85,39 @@ ik_sip_finish(Sip *sip, uint8 *hash)
 {
 	add_word(sip, sip->tail | sip->len << 56);
 	sip->v2 ^= 0xee;
-	mix(sip, 4);
+	for (int round = 0; round < 4; round++)
+		mix(sip);
 	put_word(hash, sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
 	sip->v1 ^= 0xdd;
-	mix(sip, 4);
+	for (int round = 0; round < 4; round++)
+		mix(sip);
 	put_word(hash + 8, sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
 }
 
-static void
+static inline void
 add_word(Sip *sip, uint64 word)
 {
 	sip->v3 ^= word;
-	mix(sip, 2);
+	mix(sip);
+	mix(sip);
 	sip->v0 ^= word;
 }
 
 #define ROTATE(x, n) ((x) << (n) | (x) >> (64 - (n)))
 
 static inline void
-mix(Sip *sip, int rounds)
+mix(Sip *sip)
 {
-	uint64		v0 = sip->v0;
-	uint64		v1 = sip->v1;
-	uint64		v2 = sip->v2;
-	uint64		v3 = sip->v3;
-
-	while (rounds-- > 0)
-	{
-		v0 += v1;
-		v1 = ROTATE(v1, 13) ^ v0;
-		v0 = ROTATE(v0, 32);
-		v2 += v3;
-		v3 = ROTATE(v3, 16) ^ v2;
-		v0 += v3;
-		v3 = ROTATE(v3, 21) ^ v0;
-		v2 += v1;
-		v1 = ROTATE(v1, 17) ^ v2;
-		v2 = ROTATE(v2, 32);
-	}
-	sip->v0 = v0;
-	sip->v1 = v1;
-	sip->v2 = v2;
-	sip->v3 = v3;
+	sip->v0 += sip->v1;
+	sip->v1 = ROTATE(sip->v1, 13) ^ sip->v0;
+	sip->v0 = ROTATE(sip->v0, 32);
+	sip->v2 += sip->v3;
+	sip->v3 = ROTATE(sip->v3, 16) ^ sip->v2;
+	sip->v0 += sip->v3;
+	sip->v3 = ROTATE(sip->v3, 21) ^ sip->v0;
+	sip->v2 += sip->v1;
+	sip->v1 = ROTATE(sip->v1, 17) ^ sip->v2;
+	sip->v2 = ROTATE(sip->v2, 32);
 }
 
 /* Little-endian, so that a digest is the same on every machine. */

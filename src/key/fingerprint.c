@@ -15,13 +15,16 @@
  * of his own to compare, it is compared byte by byte.
  *
  * What cannot be compared is not: where one side gave nothing, where one gave
- * a request and the other a text, and where the secret has been lost.
+ * a request and the other a text, where the secret has been lost, and where a
+ * dump came from a machine that has its bytes in another order.
  *
  *-------------------------------------------------------------------------
  */
 #include "key/key.h"
 
 #include "port/pg_bswap.h"
+#include "miscadmin.h"
+#include "utils/fmgrprotos.h"
 #include "utils/numeric.h"
 
 /* what is in the bytea */
@@ -32,14 +35,22 @@ typedef struct Fingerprint
 	uint8		digest[16];
 } Fingerprint;
 
-#define OF_REQUEST	'r'
 #define OF_TEXT		't'
+#ifdef WORDS_BIGENDIAN
+#define OF_REQUEST	'R'
+#else
+#define OF_REQUEST	'r'
+#endif
+
+/* in the first half-word of a number, as numeric.c stores it */
+#define NUMERIC_IS_SHORT	0x8000
+#define NUMERIC_SHORT_SCALE 0x1F80
 
 static void take_print(const KeyRequest *request, const Secret *secret,
 					   Fingerprint *print);
-static void add_request(Sip *sip, const Jsonb *request);
-static void add_scalar(Sip *sip, const JsonbValue *scalar);
-static void add_item(Sip *sip, char type, uint32 n, const void *bytes);
+static const Jsonb *without_scales(const Jsonb *request);
+static bool clear_scales(JsonbContainer *container);
+static Jsonb *with_short_numbers(const Jsonb *request);
 
 /* The fingerprint to be stored, or NULL: the caller gave nothing to compare. */
 bytea *
@@ -97,85 +108,94 @@ take_print(const KeyRequest *request, const Secret *secret,
 	}
 	else
 	{
+		const Jsonb *bytes = without_scales(request->request);
+
 		print->kind = OF_REQUEST;
-		add_request(&sip, request->request);
+		ik_sip_add(&sip, VARDATA(bytes), VARSIZE(bytes) - VARHDRSZ);
 	}
 	memcpy(print->secret, &id, sizeof(print->secret));
 	ik_sip_finish(&sip, print->digest);
 }
 
 /*
- * Add a request so that two are the same bytes if and only if jsonb's = holds.
- * The members of an object come in their stored order, which is that of their
- * names; each value says its type and length, so nothing runs into another.
+ * The bytes of a request, the same for two if and only if jsonb's = holds.  That
+ * is so as they are stored, where members are sorted by their names and each is
+ * there once, but for the display scale of numbers: 1.0 is 1.
  */
-static void
-add_request(Sip *sip, const Jsonb *request)
+static const Jsonb *
+without_scales(const Jsonb *request)
+{
+	Jsonb	   *copy = palloc(VARSIZE(request));
+
+	memcpy(copy, request, VARSIZE(request));
+	if (clear_scales(&copy->root))
+		return copy;
+	copy = with_short_numbers(request);
+	(void) clear_scales(&copy->root);
+	return copy;
+}
+
+/*
+ * Clear the scales in their place, as far as they are in the short form.
+ * False: one is not, for more zeros at the end than that can count perhaps.
+ */
+static bool
+clear_scales(JsonbContainer *container)
+{
+	int			n = JsonContainerSize(container) *
+		(JsonContainerIsObject(container) ? 2 : 1);
+	char	   *data = (char *) &container->children[n];
+	uint32		offset = 0;
+	bool		all_short = true;
+
+	check_stack_depth();
+	for (int i = 0; i < n; i++)
+	{
+		JEntry		entry = container->children[i];
+		char	   *value = data + INTALIGN(offset);
+
+		JBE_ADVANCE_OFFSET(offset, entry);
+		if (JBE_ISCONTAINER(entry))
+			all_short &= clear_scales((JsonbContainer *) value);
+		else if (JBE_ISNUMERIC(entry))
+		{
+			uint16	   *head = (uint16 *) VARDATA(value);
+
+			if ((*head & NUMERIC_IS_SHORT) == 0)
+				all_short = false;
+			else
+				*head &= ~NUMERIC_SHORT_SCALE;
+		}
+	}
+	return all_short;
+}
+
+/*
+ * The request made anew with numbers that have no zeros at the end: each is in
+ * the short form if its value fits.
+ */
+static Jsonb *
+with_short_numbers(const Jsonb *request)
 {
 	JsonbIterator *it = JsonbIteratorInit(unconstify(JsonbContainer *,
 													 &request->root));
-	JsonbValue	value;
+	compat_JsonbState state = {0};
 	JsonbIteratorToken token;
+	JsonbValue	value;
 
 	while ((token = JsonbIteratorNext(&it, &value, false)) != WJB_DONE)
 	{
-		switch (token)
-		{
-			case WJB_BEGIN_ARRAY:
-				/* a scalar at the top is stored as an array of one */
-				add_item(sip, value.val.array.rawScalar ? '*' : '[',
-						 value.val.array.nElems, NULL);
-				break;
-			case WJB_BEGIN_OBJECT:
-				add_item(sip, '{', value.val.object.nPairs, NULL);
-				break;
-			case WJB_KEY:
-			case WJB_VALUE:
-			case WJB_ELEM:
-				add_scalar(sip, &value);
-				break;
-			default:
-				break;			/* the ends: their beginnings gave the number */
-		}
+		bool		is_value = token == WJB_ELEM || token == WJB_VALUE;
+
+		if (is_value && value.type == jbvNumeric)
+			value.val.numeric = DatumGetNumeric(DirectFunctionCall3(numeric_in,
+																	CStringGetDatum(numeric_normalize(value.val.numeric)),
+																	ObjectIdGetDatum(InvalidOid),
+																	Int32GetDatum(-1)));
+		compat_push_jsonb(&state, token,
+						  is_value || token == WJB_KEY ||
+						  (token == WJB_BEGIN_ARRAY && value.val.array.rawScalar) ?
+						  &value : NULL);
 	}
-}
-
-static void
-add_scalar(Sip *sip, const JsonbValue *scalar)
-{
-	char	   *number;
-
-	switch (scalar->type)
-	{
-		case jbvNull:
-			add_item(sip, 'n', 0, NULL);
-			break;
-		case jbvBool:
-			add_item(sip, scalar->val.boolean ? 't' : 'f', 0, NULL);
-			break;
-		case jbvString:
-			add_item(sip, '"', scalar->val.string.len, scalar->val.string.val);
-			break;
-		case jbvNumeric:
-			/* without zeros at the end: equal numbers, equal text */
-			number = numeric_normalize(scalar->val.numeric);
-			add_item(sip, '1', strlen(number), number);
-			pfree(number);
-			break;
-		default:
-			elog(ERROR, "unrecognized jsonb value type: %d", scalar->type);
-	}
-}
-
-/* One item: its type, a number, and as many bytes unless there are none. */
-static void
-add_item(Sip *sip, char type, uint32 n, const void *bytes)
-{
-	char		head[8] = {type};
-	uint32		number = pg_hton32(n);
-
-	memcpy(head + 4, &number, sizeof(number));
-	ik_sip_add(sip, head, sizeof(head));
-	if (bytes != NULL)
-		ik_sip_add(sip, bytes, n);
+	return JsonbValueToJsonb(state.result);
 }

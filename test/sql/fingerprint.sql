@@ -13,6 +13,10 @@ INSERT INTO doc (doc) VALUES
   ('{"a": 1, "b": 2}'), ('{"b": 2.0, "a": 1e0}'), ('{"b": 2, "a": 3, "a": 1}'), ('{"a": 2, "b": 1}'), ('{"a": {"b": 2}}'), ('{"a": [{"b": 1, "cc": 2}]}'), ('{"a": [{"cc": 2.00, "b": 1.0}]}'),
   ('["a", 1]'), ('[{"a": 1}]'), ('[{"a": 1.0}]'), ('["a", "b", 1, 2]'), (to_jsonb(repeat('x', 100000))), (to_jsonb(repeat('x', 100001))), (to_jsonb('NaN'::numeric)), ('"NaN"'),
   (to_jsonb(1.5000::numeric(20, 10))), ('1.5'), (to_jsonb(1.5::float8)), (jsonb_build_object('a', 1.50)), ('{"a": 1.5}');
+-- numbers with more zeros at the end than PostgreSQL's short form counts, and such as have none
+INSERT INTO doc (doc) SELECT replace(d, '#', '.' || repeat('0', n))::jsonb
+FROM unnest(ARRAY['1#', '[1#, 2]', '{"a": 1#}', '{"a": {"b": [null, 10#, "x"]}}', '0#', '-5#']) d, unnest(ARRAY[1, 62, 63, 64, 70, 300]) n;
+INSERT INTO doc (doc) SELECT n::jsonb FROM unnest(ARRAY['1e-70', '10e-71', '1e-300', '1e300', '1' || repeat('0', 300) || '.0', '1e-64', '0.1e-63', '1e260', '1.5e260', '[1e-70, 1.0]', '[10e-71, 1.00]', '[1e-70, 1.1]']) n;
 -- and deep, and many, and made at random of few things, so that equal ones are among them
 INSERT INTO doc (doc) SELECT (repeat('[', n) || 1 || repeat(']', n))::jsonb FROM unnest(ARRAY[500, 500, 501]) n;
 INSERT INTO doc (doc) SELECT jsonb_agg(i) FROM unnest(ARRAY[999, 1000, 1000]) n, generate_series(1, n) i GROUP BY n;
