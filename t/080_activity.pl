@@ -255,6 +255,18 @@ is("$forgotten $kept", '1000 1', 'all but what is leased is forgotten');
 cmp_ok($steps, '>', 5, 'in steps');
 is(sql(q{SELECT count(*) FROM idempotency.keys WHERE scope LIKE 'find:%'}), 2002, 'and nothing else');
 
+# a call of purge() is bounded in pages where it finds nothing, or little
+sql(q{
+	INSERT INTO idempotency.keys (created_at, expires_at, status, key, scope, response)
+	SELECT now(), now() + '1 day'::interval, 'c', i::text, 'large', repeat('x', 1900) FROM generate_series(1, 24000) i;
+	VACUUM idempotency.keys});
+cmp_ok(sql(q{SELECT pg_relation_size('idempotency.keys') / current_setting('block_size')::int}), '>', 5000, 'a table of some pages');
+my $plan = sql('EXPLAIN (ANALYZE, BUFFERS, FORMAT TEXT, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT idempotency.purge(1)');
+my ($hit, $read) = map { $plan =~ /Buffers: shared.* $_=(\d+)/ ? $1 : 0 } qw(hit read);
+cmp_ok($hit + $read, '<', 4096 + 400, 'a call of purge() looks at so many of them') or diag $plan;
+cmp_ok($hit + $read, '>', 4000, 'and at no fewer');
+sql(q{DELETE FROM idempotency.keys WHERE scope = 'large'; VACUUM FULL idempotency.keys});
+
 # what has a row per tenant, in short
 is(sql(q{SELECT string_agg(concat_ws(' ', scope, status, keys), ', ' ORDER BY scope, status) FROM idempotency.key_stats('scope', 1) WHERE scope LIKE 'find%'}), 'find:0 completed 1, find:0 failed 1000', 'the largest scope');
 is(sql(q{SELECT string_agg(concat_ws(' ', status, keys), ', ' ORDER BY status) FROM idempotency.key_stats('prefix') WHERE scope = 'find'}), 'completed 1, failed 2000, in_progress 1', 'by prefix');
