@@ -71,7 +71,7 @@ SELECT CASE WHEN current_setting('server_version_num')::integer < 170000 THEN tr
             ELSE try($$idempotency.claim('input', 'x', ttl => '-infinity')$$) = '22023: ttl must be positive'
              AND try($$idempotency.claim('input', 'x', wait => '-infinity')$$) = '22023: wait must not be negative'
              AND try($$idempotency.once('input', 'for ever', 'infinity')$$) = '22023: ttl is longer than idempotency.max_ttl'
-             AND try($$idempotency.lease('input', 'for ever', 'infinity') IS NOT NULL$$) = 'no error: true'
+             AND try($$(idempotency.lease('input', 'for ever', 'infinity')).status$$) = 'no error: claimed'
              AND try($$idempotency.run('input', 'wait', 'f', wait => 'infinity')$$) = 'no error: (completed,f,called,)' END AS right;
 
 -- request and meta
