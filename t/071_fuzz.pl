@@ -80,6 +80,8 @@ CREATE TABLE parts_2 PARTITION OF parts DEFAULT;
 CREATE TABLE counted (id text PRIMARY KEY, version bigint NOT NULL DEFAULT 1, note text);
 CREATE TABLE fenced (id int PRIMARY KEY, fence bigint, state text DEFAULT 'A');
 CREATE TABLE once (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, request_id text UNIQUE, n int, amount numeric, UNIQUE (n, amount));
+CREATE TABLE twins (request_id text UNIQUE, n int, amount numeric);
+CREATE UNIQUE INDEX twins_too ON twins (request_id);
 CREATE TABLE walled (id int PRIMARY KEY, state text DEFAULT 'A', version bigint NOT NULL DEFAULT 1);
 ALTER TABLE walled ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 CREATE POLICY half ON walled USING (id % 2 = 0) WITH CHECK (state <> 'C');
@@ -787,7 +789,7 @@ sub relation_value
 sub any_value
 {
 	my ($function) = @_;
-	return 'NULL::' . pick(qw(once once once plain enumerated both_of parts parts_1 walled triggered keyless late_key counted seen kept far pair pair_domain int idempotency.keys), 'int[]', 'pg_class') if $function eq 'insert_once' && rand() < 0.9;
+	return 'NULL::' . pick(qw(once once once twins plain enumerated both_of parts parts_1 walled triggered keyless late_key counted seen kept far pair pair_domain int idempotency.keys), 'int[]', 'pg_class') if $function eq 'insert_once' && rand() < 0.9;
 	return pick(1, 1, 2, 3, 4, 5) . '::' . pick('int', 'bigint', 'smallint', 'numeric', 'text', 'oid', 'float8') if $function =~ /^(transition|fire|update_if)$/ && rand() < 0.5;
 	return q{'00000000-0000-0000-0000-000000000001'::uuid} if rand() < 0.05;
 	return pick(

@@ -15,6 +15,11 @@
 #define TupleDescFinalize(desc) ((void) 0)
 #endif
 
+/* 16 put the macros of varlena there, and 19 does not always bring it along */
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+
 /* 18 lets a library tell its name and version */
 #if PG_VERSION_NUM < 180000
 #define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
