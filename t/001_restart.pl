@@ -3,15 +3,18 @@
 # is free at once.
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
-use IPC::Run;
 use Test::More;
 
 my $node = PostgreSQL::Test::Cluster->new('restart');
 $node->init;
 $node->append_conf('postgresql.conf', 'max_prepared_transactions = 10');
 $node->start;
+ask_at(node => $node, role => 'app');
 $node->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION idempotency;
@@ -20,66 +23,6 @@ $node->safe_psql(
 	CREATE TABLE payment (request_id text, amount integer);
 	GRANT ALL ON payment TO app;
 });
-
-# One statement, as the application, in a session of its own.
-sub query
-{
-	my ($sql) = @_;
-	return $node->safe_psql('postgres', $sql, extra_params => [ '-U', 'app' ]);
-}
-
-# The SQLSTATE that a script ends with.
-sub sqlstate
-{
-	my ($sql) = @_;
-	my ($ret, $stdout, $stderr) = $node->psql(
-		'postgres', "\\set VERBOSITY sqlstate\n$sql",
-		on_error_stop => 1,
-		extra_params => [ '-U', 'app' ]);
-	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
-}
-
-# A session that stays open.
-sub session
-{
-	my ($in, $out) = ('', '');
-	my $harness = IPC::Run::start(
-		[ 'psql', '-XAtq', '-U', 'app', '-d', $node->connstr('postgres'), '-f', '-' ],
-		'<', \$in, '>', \$out, '2>&1',
-		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
-	return { harness => $harness, in => \$in, out => \$out };
-}
-
-# Send it a statement without waiting, and wait for what came of it.
-sub send_to
-{
-	my ($session, $sql) = @_;
-	${ $session->{out} } = '';
-	${ $session->{in} } .= "$sql\n\\echo [done]\n";
-	$session->{harness}->pump_nb;
-	return;
-}
-
-sub answer_of
-{
-	my ($session) = @_;
-	$session->{harness}->pump until ${ $session->{out} } =~ /(.*)\[done\]\n/s;
-	return $1 =~ s/\n$//r;
-}
-
-sub ask
-{
-	send_to(@_);
-	return answer_of($_[0]);
-}
-
-sub close_session
-{
-	my ($session) = @_;
-	${ $session->{in} } .= "\\q\n";
-	$session->{harness}->finish;
-	return;
-}
 
 # Wait until that many sessions wait for a lock.
 sub wait_for_waiters
@@ -127,7 +70,7 @@ is(query(q{SELECT status IS NULL FROM idempotency.lookup('restart', 'commit')}),
 is(query(q{SELECT idempotency.once('restart', 'commit released')}),
 	't', 'what was released before PREPARE is free');
 
-my $rival = session();
+my $rival = session($node->connstr('postgres'), 'app');
 send_to($rival, sprintf("$claim);", 'commit'));
 wait_for_waiters(1);
 is( $node->safe_psql('postgres', q{SELECT cardinality(waiting_pids) FROM idempotency.in_flight WHERE prepared_gid = 'commit'}),
@@ -145,7 +88,7 @@ like(ask($rival, q{SELECT idempotency.complete('restart', 'rollback', 'by the ri
 is(query(q{SELECT idempotency.once('restart', 'rollback once')}), 't',
 	'what once() marked in it is free again');
 
-my $other = session();
+my $other = session($node->connstr('postgres'), 'app');
 is(ask($rival, q{BEGIN; SELECT idempotency.once('restart', 'stored');}), 't', 'a session stores an answer, and does not commit');
 send_to($other, sprintf("$claim);", 'stored'));
 wait_for_waiters(1);
@@ -158,7 +101,7 @@ close_session($other);
 
 # A killed backend
 
-my $holder = session();
+my $holder = session($node->connstr('postgres'), 'app');
 is(ask($holder, 'BEGIN; ' . sprintf("$claim);", 'killed')), 'claimed|', 'a session claims a key');
 send_to($rival, 'BEGIN; ' . sprintf("$claim);", 'killed'));
 wait_for_waiters(1);
@@ -170,9 +113,9 @@ close_session($holder);
 
 # A crash: with a claim open, one answered but not committed, and two prepared
 
-$holder = session();
+$holder = session($node->connstr('postgres'), 'app');
 is(ask($holder, 'BEGIN; ' . sprintf("$claim);", 'lost')), 'claimed|', 'a claim is open at the crash');
-my $answered = session();
+my $answered = session($node->connstr('postgres'), 'app');
 is( ask($answered, q{BEGIN; INSERT INTO payment VALUES ('lost', 10); SELECT idempotency.once('restart', 'lost once');}),
 	't', 'another is answered');
 query(q{SELECT idempotency.once('restart', 'durable')});
@@ -189,7 +132,7 @@ is(query(q{SELECT idempotency.once('restart', 'lost once')}), 't', 'as is an ans
 is(query(sprintf $nowait, 'crash_commit'), 'in_progress|', 'a prepared claim survives it');
 is(sqlstate(q{SET idempotency.default_wait = 0; SELECT idempotency.once('restart', 'crash_rollback once');}),
 	'55P03', 'so does a prepared once()');
-$rival = session();
+$rival = session($node->connstr('postgres'), 'app');
 send_to($rival, sprintf("$claim);", 'crash_commit'));
 wait_for_waiters(1);
 $node->safe_psql('postgres', q{COMMIT PREPARED 'crash_commit'});

@@ -3,6 +3,9 @@
 # DROP EXTENSION leaves nothing.
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -10,6 +13,7 @@ use Test::More;
 my $node = PostgreSQL::Test::Cluster->new('dump');
 $node->init(extra => [ '--encoding=UTF8' ]);
 $node->start;
+ask_at(node => $node);
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
 $node->safe_psql(
@@ -23,22 +27,6 @@ $node->safe_psql(
 	CREATE DATABASE by_restore OWNER owner;
 	CREATE DATABASE by_role OWNER owner;
 });
-
-sub query
-{
-	my ($role, $db, $sql) = @_;
-	return $node->safe_psql($db, $sql, extra_params => [ '-U', $role ]);
-}
-
-sub sqlstate
-{
-	my ($role, $db, $sql) = @_;
-	my ($ret, $stdout, $stderr) = $node->psql(
-		$db, "\\set VERBOSITY sqlstate\n$sql",
-		on_error_stop => 1,
-		extra_params => [ '-U', $role ]);
-	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
-}
 
 # All that we store, and who may do what
 my $keys = q{SELECT string_agg(k::text, E'\n' ORDER BY k.scope, k.key) FROM idempotency.keys AS k};

@@ -3,6 +3,9 @@
 # primary stopped, prepared claims included.
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -11,6 +14,7 @@ my $primary = PostgreSQL::Test::Cluster->new('primary');
 $primary->init(allows_streaming => 1);
 $primary->append_conf('postgresql.conf', 'max_prepared_transactions = 10');
 $primary->start;
+ask_at(role => 'app');
 $primary->safe_psql(
 	'postgres', q{
 	CREATE EXTENSION idempotency;
@@ -24,22 +28,6 @@ $primary->backup('backup');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'backup', has_streaming => 1);
 $standby->start;
-
-sub query
-{
-	my ($node, $sql) = @_;
-	return $node->safe_psql('postgres', $sql, extra_params => [ '-U', 'app' ]);
-}
-
-sub sqlstate
-{
-	my ($node, $sql, @as) = @_;
-	my ($ret, $stdout, $stderr) = $node->psql(
-		'postgres', "\\set VERBOSITY sqlstate\n$sql",
-		on_error_stop => 1,
-		extra_params => [ @as ? @as : ('-U', 'app') ]);
-	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
-}
 
 query(
 	$primary, q{
@@ -85,8 +73,8 @@ for my $key (qw(new prepared expired))
 }
 is(query($standby, q{SELECT status FROM idempotency.claim('standby', 'forgotten')}), 'completed', 'a row that is being deleted is there');
 # what else writes, as a superuser
-my @superuser = ('-U', $standby->safe_psql('postgres', 'SELECT session_user'));
-is(sqlstate($standby, "SELECT $_", @superuser), '25006', "$_ is refused")
+my $superuser = $standby->safe_psql('postgres', 'SELECT session_user');
+is(sqlstate($standby, $superuser, "SELECT $_"), '25006', "$_ is refused")
   for "idempotency.forget('standby', 'done')", "idempotency.release_lock('standby', 1)",
   q{idempotency.define_machine('m', '{"initial": "A", "transitions": {"A": ["B"]}}')}, "idempotency.drop_machine('m')",
   "idempotency.attach_machine('ord', 'state', 'm')", "idempotency.detach_machine('ord', 'state')",

@@ -10,6 +10,9 @@
 # copy of its own).
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -80,6 +83,7 @@ overwrite('idempotency.control', $control =~ s/^default_version = \K.*$/'next'/m
 $node->init;
 $node->append_conf('postgresql.conf', "max_prepared_transactions = 5\n");
 $node->start;
+ask_at(node => $node);
 $node->safe_psql(
 	'postgres', q{
 	CREATE ROLE regress_owner LOGIN;
@@ -88,12 +92,6 @@ $node->safe_psql(
 	CREATE DATABASE updated OWNER regress_owner;
 	CREATE DATABASE restored OWNER regress_owner;
 });
-
-sub query
-{
-	my ($database, $role, $sql) = @_;
-	return $node->safe_psql($database, $sql, extra_params => [ '-U', "regress_$role" ]);
-}
 
 # What makes up the extension in a database, a line for each fact.  Row and
 # array types are members before 17, and go with their tables.
@@ -194,7 +192,7 @@ sub rows
 
 # Version 1.0 in use, by its own script, with today's library: if that lacks a
 # function that the script names, this fails and says which.
-query('updated', 'owner', q{
+query('regress_owner', 'updated', q{
 	CREATE EXTENSION idempotency VERSION '1.0';
 	SELECT idempotency.grant_usage('regress_app');
 	SELECT idempotency.define_machine('order', '{"initial": "NEW", "transitions": {"NEW": {"pay": "PAID"}}}');
@@ -206,7 +204,7 @@ query('updated', 'owner', q{
 	SELECT idempotency.update_if('ord', 2, 1, '{"fence": 1}');
 	GRANT ALL ON ord TO regress_app;
 });
-query('updated', 'app', q{
+query('regress_app', 'updated', q{
 	SELECT (idempotency.claim('pay', 'k', '{"amount": 10}')).status, idempotency.complete('pay', 'k', 'answer', '{"code": 201}');
 	SELECT idempotency.once('pay', 'expired', '1 us');
 	SELECT fence FROM idempotency.lease('ship', 'k', '1 day') \gset
@@ -216,13 +214,13 @@ query('updated', 'app', q{
 	SELECT idempotency.emit('mail', to_jsonb(i), 'k') FROM generate_series(1, 3) i;
 	SELECT idempotency.take('mail', 1, '1 day');
 });
-my $token = query('updated', 'app', q{SELECT idempotency.issue_token('s', 'p', '1 day')});
+my $token = query('regress_app', 'updated', q{SELECT idempotency.issue_token('s', 'p', '1 day')});
 
 # The old objects work with a library that is newer than they are.
 sub works
 {
 	my ($database, $what) = @_;
-	is(query($database, 'app', qq{
+	is(query('regress_app', $database, qq{
 		BEGIN;
 		SELECT * FROM idempotency.claim('pay', 'k', '{"amount": 10}');
 		SELECT status FROM idempotency.claim('pay', 'k', '{"amount": 11}');
@@ -236,17 +234,17 @@ sub works
 		join("\n", 'completed|answer|{"code": 201}', 'mismatch|', 't|t', 'in_progress|printed', 'consumed', 'applied')
 		  =~ s/mismatch\|/mismatch/r,
 		"$what: in use");
-	is(query($database, 'owner', q{BEGIN; SELECT idempotency.purge(); SELECT count(*) FROM idempotency.in_flight; ROLLBACK;}),
+	is(query('regress_owner', $database, q{BEGIN; SELECT idempotency.purge(); SELECT count(*) FROM idempotency.in_flight; ROLLBACK;}),
 		"1\n1", "$what: upkeep");
 }
 works('updated', 'version 1.0 with the library of today');
 my $before = rows('updated');
 
-query('updated', 'owner', q{
+query('regress_owner', 'updated', q{
 	ALTER EXTENSION idempotency UPDATE TO 'next';
 	SELECT idempotency.grant_usage('regress_app');	-- also what is new
 });
-query('fresh', 'owner', q{
+query('regress_owner', 'fresh', q{
 	CREATE EXTENSION idempotency VERSION 'next';
 	SELECT idempotency.grant_usage('regress_app');
 });
@@ -256,7 +254,7 @@ same_facts('fresh', 'updated', 'updated as installed');
 is(rows('updated'), $before, 'updated: every row');
 works('updated', 'updated');
 
-query('updated', 'owner', q{
+query('regress_owner', 'updated', q{
 	INSERT INTO idempotency.notes VALUES (nextval('idempotency.note_id_seq'), 'a note');
 });
 $before = rows('updated');
@@ -266,8 +264,8 @@ $node->command_ok([ 'psql', qw(-X -q -v ON_ERROR_STOP=1 -U regress_owner -o), '/
 # grants come from whoever restored them
 same_facts('fresh', 'restored', 'restored as installed', qr/ by \w+(?= [tf]$)/);
 is(rows('restored'), $before, 'restored: every row');
-is(query('restored', 'owner', 'SELECT * FROM idempotency.notes'), '1|a note', 'restored: of the new table too');
-is(query('restored', 'owner', q{SELECT nextval('idempotency.note_id_seq')}), '2', 'restored: the new sequence');
+is(query('regress_owner', 'restored', 'SELECT * FROM idempotency.notes'), '1|a note', 'restored: of the new table too');
+is(query('regress_owner', 'restored', q{SELECT nextval('idempotency.note_id_seq')}), '2', 'restored: the new sequence');
 works('restored', 'restored');
 
 # The library of one version, the objects of another.

@@ -5,6 +5,9 @@ use strict;
 use warnings;
 
 use IPC::Run;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -51,85 +54,85 @@ for (1 .. 600)
 }
 
 my @sessions;
-my ($a, $b, $c) = map { session() } 1 .. 3;
-is(one($a, q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'}), '1', 'three clients, one backend');
+my ($a, $b, $c) = map { client() } 1 .. 3;
+is(ask($a, q{SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'}), '1', 'three clients, one backend');
 
 # ------------------------------------------------- the main job, then a retry
 my $claim = q{SELECT status, response FROM idempotency.claim('pooled', '%s', '{"amount": 10}')};
-one($a, 'BEGIN');
-is(one($a, sprintf($claim, 'k1')), 'claimed|', 'claimed');
-one($a, q{INSERT INTO payment VALUES ('k1', 10)});
-one($a, q{SELECT idempotency.complete('pooled', 'k1', 'paid', '{"http": 201}')});
+ask($a, 'BEGIN');
+is(ask($a, sprintf($claim, 'k1')), 'claimed|', 'claimed');
+ask($a, q{INSERT INTO payment VALUES ('k1', 10)});
+ask($a, q{SELECT idempotency.complete('pooled', 'k1', 'paid', '{"http": 201}')});
 my $first = pid($a);
-one($a, 'COMMIT');
+ask($a, 'COMMIT');
 
 is(occupy($b), $first, 'another client takes that backend');
 my $second = pid($a);
 isnt($second, $first, 'the next transaction runs in another one');
-is(one($a, sprintf($claim, 'k1')), 'completed|paid', 'which replays');
-is(one($a, q{SELECT status FROM idempotency.claim('pooled', 'k1', '{"amount": 11}')}), 'mismatch', 'and compares');
-is(one($a, q{SELECT idempotency.once('pooled', 'k1')}), 'f', 'once() knows it, too');
-is(one($b, sprintf($claim, 'k1')), 'completed|paid', 'as does the first backend');
-one($b, 'COMMIT');
-is(one($a, q{SELECT status, replayed, response FROM idempotency.run('pooled', 'k2', 'pay', '{"amount": 7}')}), 'completed|f|paid 7', 'run() in one round trip');
+is(ask($a, sprintf($claim, 'k1')), 'completed|paid', 'which replays');
+is(ask($a, q{SELECT status FROM idempotency.claim('pooled', 'k1', '{"amount": 11}')}), 'mismatch', 'and compares');
+is(ask($a, q{SELECT idempotency.once('pooled', 'k1')}), 'f', 'once() knows it, too');
+is(ask($b, sprintf($claim, 'k1')), 'completed|paid', 'as does the first backend');
+ask($b, 'COMMIT');
+is(ask($a, q{SELECT status, replayed, response FROM idempotency.run('pooled', 'k2', 'pay', '{"amount": 7}')}), 'completed|f|paid 7', 'run() in one round trip');
 occupy($b);
-is(one($a, q{SELECT status, replayed, response FROM idempotency.run('pooled', 'k2', 'pay', '{"amount": 7}')}), 'completed|t|paid 7', 'and its replay in another backend');
-one($b, 'COMMIT');
+is(ask($a, q{SELECT status, replayed, response FROM idempotency.run('pooled', 'k2', 'pay', '{"amount": 7}')}), 'completed|t|paid 7', 'and its replay in another backend');
+ask($b, 'COMMIT');
 
 # ----------------------------------- a claim does not outlive its transaction
-one($a, 'BEGIN');
-one($a, sprintf($claim, 'open'));
-is(one($a, 'COMMIT'), 'IK001', 'a claim left open is refused');
-is(one($a, q{SELECT idempotency.complete('pooled', 'open', 'late')}), 'IK006', 'and cannot be completed in the next transaction');
-one($b, 'BEGIN');
-is(one($b, sprintf($claim, 'open')), 'claimed|', 'so another client has it at once');
-one($b, 'ROLLBACK');
-is(one($c, sprintf($claim, 'open') . q{\; SELECT idempotency.release('pooled', 'open')}), "claimed|\nt", 'and again, in one message');
+ask($a, 'BEGIN');
+ask($a, sprintf($claim, 'open'));
+is(ask($a, 'COMMIT'), 'IK001', 'a claim left open is refused');
+is(ask($a, q{SELECT idempotency.complete('pooled', 'open', 'late')}), 'IK006', 'and cannot be completed in the next transaction');
+ask($b, 'BEGIN');
+is(ask($b, sprintf($claim, 'open')), 'claimed|', 'so another client has it at once');
+ask($b, 'ROLLBACK');
+is(ask($c, sprintf($claim, 'open') . q{\; SELECT idempotency.release('pooled', 'open')}), "claimed|\nt", 'and again, in one message');
 
 # --------------------------------- a rival waits, in whatever backend it came
-one($a, 'BEGIN');
-one($a, sprintf($claim, 'k3'));
+ask($a, 'BEGIN');
+ask($a, sprintf($claim, 'k3'));
 send_to($b, sprintf($claim, 'k3'));
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity
 	WHERE usename = 'app' AND wait_event_type = 'Lock'}) or die 'nobody waits';
-one($a, q{SELECT idempotency.complete('pooled', 'k3', 'first')});
-one($a, 'COMMIT');
-is(answer($b), 'completed|first', 'the rival waits and replays');
+ask($a, q{SELECT idempotency.complete('pooled', 'k3', 'first')});
+ask($a, 'COMMIT');
+is(answer_of($b), 'completed|first', 'the rival waits and replays');
 
 # ------------------------------------------- the client dies within its claim
-my $dying = session();
-one($dying, 'BEGIN');
-is(one($dying, sprintf($claim, 'died')), 'claimed|', 'claimed by a client');
+my $dying = client();
+ask($dying, 'BEGIN');
+is(ask($dying, sprintf($claim, 'died')), 'claimed|', 'claimed by a client');
 send_to($b, 'BEGIN; ' . sprintf($claim, 'died'));
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity
 	WHERE usename = 'app' AND wait_event_type = 'Lock'}) or die 'nobody waits';
 $dying->{harness}->kill_kill;
 @sessions = grep { $_ != $dying } @sessions;
-is(answer($b), 'claimed|', 'that dies: the rival has the key');
-one($b, 'ROLLBACK');
+is(answer_of($b), 'claimed|', 'that dies: the rival has the key');
+ask($b, 'ROLLBACK');
 
 # ------------------------------------- a lease, each step in another backend
-my ($status, $fence) = split /\|/, one($a, q{SELECT status, fence FROM idempotency.lease('pooled', 'job', '10 min')});
+my ($status, $fence) = split /\|/, ask($a, q{SELECT status, fence FROM idempotency.lease('pooled', 'job', '10 min')});
 is($status, 'claimed', 'leased');
 occupy($b);
-like(one($a, "SELECT idempotency.checkpoint('pooled', 'job', $fence, 'charged')"), qr/^20/, 'a checkpoint in another backend');
+like(ask($a, "SELECT idempotency.checkpoint('pooled', 'job', $fence, 'charged')"), qr/^20/, 'a checkpoint in another backend');
 occupy($c);
-is(one($a, "SELECT idempotency.extend('pooled', 'job', $fence, '20 min') IS NOT NULL"), 't', 'extended in a third');
+is(ask($a, "SELECT idempotency.extend('pooled', 'job', $fence, '20 min') IS NOT NULL"), 't', 'extended in a third');
 isnt(pid($a), pid($b), 'backends differ');
-one($b, 'COMMIT');
-is(one($b, q{SELECT status FROM idempotency.lease('pooled', 'job', '1 min')}), 'in_progress', 'another client sees it in progress');
-like(one($a, "SELECT idempotency.complete('pooled', 'job', 'done', NULL, $fence)"), qr/^20/, 'completed');
-one($c, 'COMMIT');
-is(one($c, q{SELECT status, response FROM idempotency.claim('pooled', 'job')}), 'completed|done', 'and replayed');
+ask($b, 'COMMIT');
+is(ask($b, q{SELECT status FROM idempotency.lease('pooled', 'job', '1 min')}), 'in_progress', 'another client sees it in progress');
+like(ask($a, "SELECT idempotency.complete('pooled', 'job', 'done', NULL, $fence)"), qr/^20/, 'completed');
+ask($c, 'COMMIT');
+is(ask($c, q{SELECT status, response FROM idempotency.claim('pooled', 'job')}), 'completed|done', 'and replayed');
 
 # ----------------------------------------- the caller's own index, and DDL
 my $insert = q{SELECT created, (stored).amount FROM idempotency.insert_once(NULL::payment, '{"request_id": "i1", "amount": 5}')};
-is(one($a, $insert), 't|5', 'insert_once in one backend');
+is(ask($a, $insert), 't|5', 'insert_once in one backend');
 occupy($b);
-is(one($a, $insert), 'f|5', 'and in another');
-one($b, 'COMMIT');
+is(ask($a, $insert), 'f|5', 'and in another');
+ask($b, 'COMMIT');
 $node->safe_psql('postgres', q{ALTER TABLE payment ADD COLUMN note text DEFAULT 'new'});
-is(one($a, q{SELECT created, (stored).note FROM idempotency.insert_once(NULL::payment, '{"request_id": "i1"}')}), 'f|new', 'whose plans follow the table');
+is(ask($a, q{SELECT created, (stored).note FROM idempotency.insert_once(NULL::payment, '{"request_id": "i1"}')}), 'f|new', 'whose plans follow the table');
 
 # ----------------------------------------------- nothing was left behind
 is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -142,52 +145,18 @@ $pooler->kill_kill;
 $node->stop;
 done_testing();
 
-# A client of the pooler.
-sub session
+sub client
 {
-	my $session = { in => '', out => '' };
-	$session->{harness} = IPC::Run::start(
-		[ 'psql', '-XAtq', '-v', 'VERBOSITY=sqlstate', '-d', "host=$dir port=$port user=app dbname=postgres", '-f', '-' ],
-		'<', \$session->{in}, '>', \$session->{out}, '2>&1',
-		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
-	push @sessions, $session;
-	return $session;
+	push @sessions, session("host=$dir port=$port dbname=postgres", 'app');
+	return $sessions[-1];
 }
 
-# Send a statement without waiting, and wait for what came of it.
-sub send_to
-{
-	my ($session, $sql) = @_;
-	$session->{out} = '';
-	$session->{in} .= "$sql;\n\\echo [done]\n";
-	$session->{harness}->pump_nb;
-	return;
-}
-
-sub answer
-{
-	my ($session) = @_;
-	$session->{harness}->pump until $session->{out} =~ /\[done\]\n/;
-	my $out = $session->{out};
-	$out =~ s/\[done\]\n//;
-	$out =~ s/^.*ERROR:\s+(\w{5})/$1/mg;
-	chomp $out;
-	return $out;
-}
-
-sub one
-{
-	my ($session, $sql) = @_;
-	send_to($session, $sql);
-	return answer($session);
-}
-
-sub pid { return one($_[0], 'SELECT pg_backend_pid()'); }
+sub pid { return ask($_[0], 'SELECT pg_backend_pid()'); }
 
 # Begin a transaction and stay in it: no other client gets this backend.
 sub occupy
 {
 	my ($session) = @_;
-	one($session, 'BEGIN');
+	ask($session, 'BEGIN');
 	return pid($session);
 }

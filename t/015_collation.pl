@@ -35,7 +35,7 @@ like(insert('twice', '{"address": "a"}', q{ARRAY['address']}),
 $node->safe_psql('postgres', 'DROP INDEX twice_c');
 is(insert('twice', '{"address": "a"}'), '(f,"(A)")', 'equal by the only one');
 
-like(query(q{SELECT idempotency.attach_machine('ord', 'status', 'ord')}),
+like(tried(q{SELECT idempotency.attach_machine('ord', 'status', 'ord')}),
 	qr/ERROR:  0A000: column "status" has a nondeterministic collation/, 'states are told apart by their bytes');
 
 $node->stop;
@@ -44,11 +44,11 @@ done_testing();
 sub insert
 {
 	my ($table, $row, @columns) = @_;
-	return query('SELECT idempotency.insert_once(' . join(', ', "NULL::$table", "'$row'", @columns) . ')');
+	return tried('SELECT idempotency.insert_once(' . join(', ', "NULL::$table", "'$row'", @columns) . ')');
 }
 
 # What it returns, or its error.
-sub query
+sub tried
 {
 	my ($sql) = @_;
 	my ($ret, $out, $err) = $node->psql('postgres', "\\set VERBOSITY verbose\n$sql");

@@ -37,7 +37,7 @@ sub configure
 	}
 }
 
-sub sqlstate
+sub failure
 {
 	my ($sql) = @_;
 	my (undef, $out, $err) = $node->psql('postgres', "\\set VERBOSITY verbose\nSELECT $sql", extra_params => [ '-U', 'app' ]);
@@ -46,7 +46,7 @@ sub sqlstate
 
 $session->query_safe(q{SELECT idempotency.once('limits', 'loads the library')});
 is($session->query_safe(q{SELECT idempotency.once('limits', 'a year', '366 days')}), 't', 'a year by default');
-like(sqlstate(q{idempotency.once('limits', 'longer', '10000 years')}),
+like(failure(q{idempotency.once('limits', 'longer', '10000 years')}),
 	qr/^22023: ttl is longer than idempotency.max_ttl. idempotency.max_ttl is 366d/, 'no longer');
 
 configure(default_ttl => '1min', max_lease => '1h', max_ttl => '2d');
@@ -60,7 +60,7 @@ for my $call (
 	q{idempotency.run('limits', 'default', 'f', ttl => '3 days')},
 	q{idempotency.lease('limits', 'x', '1 s', ttl => '3 days')})
 {
-	like(sqlstate($call), qr/^22023: ttl is longer than idempotency.max_ttl. idempotency.max_ttl is 2d/, "$call is refused");
+	like(failure($call), qr/^22023: ttl is longer than idempotency.max_ttl. idempotency.max_ttl is 2d/, "$call is refused");
 }
 
 # a lease that is longer is cut, and never extended beyond

@@ -4,6 +4,9 @@
 # and restore; promotion of a standby.  A fence only ever grows.
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -18,17 +21,7 @@ max_prepared_transactions = 10
 });
 $node->start;
 $node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
-my $server = $node;
-
-# each call is a connection of its own
-sub query { return $server->safe_psql('postgres', shift); }
-
-sub sqlstate
-{
-	my ($ret, $stdout, $stderr) =
-	  $server->psql('postgres', "\\set VERBOSITY sqlstate\n" . shift);
-	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
-}
+ask_at(node => $node);
 
 # status|attempt|checkpoint, and the fence
 sub take
@@ -157,7 +150,7 @@ $standby->init_from_backup($node, 'backup', has_streaming => 1);
 $standby->start;
 query("SELECT idempotency.extend('s', 'crash', $fences[3], '0')");
 $node->wait_for_catchup($standby);
-$server = $standby;
+ask_at(node => $standby);
 is( query("SELECT status, response FROM idempotency.lease('s', 'pooled', '1 min')"),
 	'completed|done',
 	'a standby replays to a lease');

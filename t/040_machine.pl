@@ -2,6 +2,9 @@
 # through drivers that send parameters without a type.
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -9,6 +12,7 @@ use Test::More;
 my $node = PostgreSQL::Test::Cluster->new('machine');
 $node->init(allows_streaming => 1);
 $node->start;
+ask_at(node => $node);
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
 $node->safe_psql(
@@ -20,22 +24,6 @@ $node->safe_psql(
 	CREATE DATABASE by_owner OWNER owner;
 	CREATE DATABASE by_superuser OWNER owner;
 });
-
-sub query
-{
-	my ($role, $db, $sql) = @_;
-	return $node->safe_psql($db, $sql, extra_params => [ '-U', $role ]);
-}
-
-sub sqlstate
-{
-	my ($role, $db, $sql) = @_;
-	my ($ret, $stdout, $stderr) = $node->psql(
-		$db, "\\set VERBOSITY sqlstate\n$sql",
-		on_error_stop => 1,
-		extra_params => [ '-U', $role ]);
-	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
-}
 
 # A dropped column before the state, a renamed column, a partitioned table.
 query('owner', 'source', q{

@@ -8,6 +8,9 @@
 use strict;
 use warnings;
 use File::Basename qw(dirname);
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -28,6 +31,7 @@ cron.database_name = 'shop'
 cron.use_background_workers = on
 });
 $node->start;
+ask_at(node => $node, role => 'regress_cron', database => 'shop');
 $node->safe_psql('postgres', 'CREATE DATABASE shop');
 $node->safe_psql(
 	'shop', q{
@@ -37,12 +41,6 @@ $node->safe_psql(
 	SELECT idempotency.grant_admin('regress_cron');
 	GRANT USAGE ON SCHEMA cron TO regress_cron;
 });
-
-sub query
-{
-	my ($sql) = @_;
-	return $node->safe_psql('shop', $sql, extra_params => [ '-U', 'regress_cron' ]);
-}
 
 query(q{
 	SELECT count(idempotency.once('cron', i::text, '1 us')) FROM generate_series(1, 2000) i;

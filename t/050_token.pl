@@ -3,6 +3,9 @@
 # replication; and what is in the server's log.
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -25,31 +28,25 @@ $node->safe_psql('postgres', q{
 	GRANT CREATE ON SCHEMA public TO app;
 });
 my $su = $node->safe_psql('postgres', 'SELECT current_user');
+ask_at(node => $node, role => 'app');
 my ($subject, $purpose) = ('subject-in-no-log', 'purpose-in-no-log');
 
-sub query
+# Where a statement goes: to the original's database "postgres" unless told.
+sub at
 {
-	my ($sql, %opt) = @_;
-	return ($opt{node} // $node)->safe_psql($opt{db} // 'postgres', $sql, extra_params => [ '-U', $opt{role} // 'app' ]);
+	my (%opt) = @_;
+	return ($opt{node} // $node, 'app', $opt{db} // 'postgres');
 }
-sub issue { return query("SELECT idempotency.issue_token('$subject', '$purpose', '1 day')", @_); }
+
+sub issue { return query(at(@_), "SELECT idempotency.issue_token('$subject', '$purpose', '1 day')"); }
 
 sub status
 {
 	my ($function, $token, %opt) = @_;
 	my $wait = defined $opt{wait} ? ", '$opt{wait}'" : '';
-	return query("SELECT status FROM idempotency.${function}_token('$token', '$subject', '$purpose'$wait)", %opt);
+	return query(at(%opt), "SELECT status FROM idempotency.${function}_token('$token', '$subject', '$purpose'$wait)");
 }
 
-sub sqlstate
-{
-	my ($sql, %opt) = @_;
-	my ($ret, $stdout, $stderr) = ($opt{node} // $node)->psql(
-		'postgres', "\\set VERBOSITY sqlstate\n$sql",
-		on_error_stop => 1,
-		extra_params => [ '-U', $opt{role} // 'app' ]);
-	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : "none: $stderr";
-}
 my @tokens;
 
 #
@@ -77,7 +74,7 @@ $node->command_ok([ 'pgbench', '-n', '-U', 'app', '-c', 8, '-j', 2, '-t', 250, '
 is(query(q{SELECT count(*) FROM (SELECT n FROM work WHERE status = 'consumed' GROUP BY n HAVING count(*) > 1) s}), '0', 'no token was consumed twice');
 is(query(q{SELECT DISTINCT status FROM work WHERE status NOT IN ('consumed', 'used', 'busy')}), '', 'and nobody was told anything else');
 is( query(q{SELECT count(DISTINCT n) FROM work WHERE status = 'consumed'}),
-	query('SELECT count(*) FROM idempotency.used_tokens', role => $su),
+	query($su, 'SELECT count(*) FROM idempotency.used_tokens'),
 	'as many marks as works');
 is( query(qq{SELECT status, count(*) FROM tok, idempotency.consume_token(t, '$subject', '$purpose')
 		WHERE n NOT IN (SELECT n FROM work WHERE status = 'consumed') GROUP BY 1 HAVING status <> 'consumed'}),
@@ -131,9 +128,9 @@ is(status('consume', 'nonsense', node => $standby), 'invalid', 'and what is inva
 for my $call ("consume_token('$fresh', '$subject', '$purpose')", "revoke_token('$fresh', '$subject', '$purpose')",
 	"revoke_tokens('$subject', '$purpose')")
 {
-	is(sqlstate("SELECT idempotency.$call", node => $standby), '25006', "refused on a standby: " . (split /\(/, $call)[0]);
+	is(sqlstate($standby, "SELECT idempotency.$call"), '25006', "refused on a standby: " . (split /\(/, $call)[0]);
 }
-is(sqlstate('SELECT idempotency.rotate_token_key()', node => $standby, role => $su), '25006', 'and rotation');
+is(sqlstate($standby, $su, 'SELECT idempotency.rotate_token_key()'), '25006', 'and rotation');
 is(status('consume', $on_standby), 'consumed', 'the primary consumes what the standby issued');
 
 # an open transaction on the primary: not waited for
@@ -145,7 +142,7 @@ query("ROLLBACK PREPARED 'c'");
 my $cached = $standby->background_psql('postgres', extra_params => [ '-U', 'app' ]);
 my $look = "SELECT status FROM idempotency.check_token('$fresh', '$subject', '$purpose')";
 is($cached->query($look), 'valid', 'a session of the standby has the keys cached');
-query('SELECT idempotency.rotate_token_key()', role => $su);
+query($su, 'SELECT idempotency.rotate_token_key()');
 my $rotated = issue();
 $node->wait_for_catchup($standby);
 is($cached->query($look), 'valid', 'rotated: the old key still verifies there');
@@ -169,18 +166,18 @@ $node->safe_psql('postgres', 'CREATE DATABASE restored');
 $node->command_ok([ 'psql', '-X', '-q', '-U', $su, '-v', 'ON_ERROR_STOP=1', '-d', 'restored', '-o', $node->basedir . '/restore.log', '-f', $dump ], 'restore');
 is(join(' ', map { status('check', $_, db => 'restored') } $valid, $used, $revoked, $rotated, $fresh),
 	'valid used revoked valid valid', 'tokens are what they were, whichever key signed them');
-is(query("SELECT status FROM idempotency.check_token('$doomed', '$subject', 'other')", db => 'restored'), 'revoked', 'generations as well');
+is(query('app', 'restored', "SELECT status FROM idempotency.check_token('$doomed', '$subject', 'other')"), 'revoked', 'generations as well');
 is(status('consume', $valid, db => 'restored'), 'consumed', 'consumed in the restored database');
 my $after = issue(db => 'restored');
 push @tokens, $after;
 is(status('check', $after, db => 'restored'), 'valid', 'it issues its own');
 is(status('check', $after), 'invalid', 'by a key that the source does not have');
-query('SELECT idempotency.rotate_token_key(retire => true)', db => 'restored', role => $su);
+query($su, 'restored', 'SELECT idempotency.rotate_token_key(retire => true)');
 is(status('check', $rotated, db => 'restored') . ' ' . status('check', $rotated), 'invalid valid', 'retired there, and only there');
 
 # by a plain role that owns the extension
 $node->safe_psql('postgres', 'CREATE DATABASE plain OWNER owner; CREATE DATABASE plain_restored OWNER owner');
-query(q{CREATE EXTENSION idempotency; SELECT idempotency.grant_usage('app')}, db => 'plain', role => 'owner');
+query('owner', 'plain', q{CREATE EXTENSION idempotency; SELECT idempotency.grant_usage('app')});
 my $plain = issue(db => 'plain');
 push @tokens, $plain;
 $node->command_ok([ 'pg_dump', '-U', 'owner', '-f', "$dump.plain", 'plain' ], 'dump by a plain owner');
@@ -205,12 +202,12 @@ my $connect = $node->connstr . ' dbname=postgres';
 $node->safe_psql('subscriber', qq{CREATE SUBSCRIPTION sub CONNECTION '$connect' PUBLICATION pub WITH (create_slot = false, slot_name = 'sub')});
 $node->wait_for_subscription_sync($node, 'sub', 'subscriber');
 is(join(' ', map { $check->($_) } $here, $rotated, $used, $revoked), 'valid valid used revoked', 'then also those of the publisher');
-query('SELECT idempotency.rotate_token_key()', role => $su);
+query($su, 'SELECT idempotency.rotate_token_key()');
 my $published = issue();
 push @tokens, $published;
 $node->wait_for_catchup('sub');
 is($check->($published) . ' ' . $check->($rotated), 'valid valid', 'a rotation is applied');
-query('SELECT idempotency.rotate_token_key(retire => true)', role => $su);
+query($su, 'SELECT idempotency.rotate_token_key(retire => true)');
 $node->wait_for_catchup('sub');
 is($check->($published) . ' ' . $check->($rotated) . ' ' . $check->($here), 'invalid invalid valid', 'and a retirement');
 $node->safe_psql('subscriber', 'DROP SUBSCRIPTION sub');

@@ -6,6 +6,9 @@
 # other copy of the files is one, until rotate_token_key(retire => true).
 use strict;
 use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -17,14 +20,10 @@ $node->safe_psql('postgres', 'CREATE ROLE app LOGIN');
 $node->safe_psql('template1', q{CREATE EXTENSION idempotency; SELECT idempotency.grant_usage('app')});
 $node->safe_psql('postgres', 'CREATE DATABASE shop; CREATE DATABASE other');
 
-sub query
-{
-	my ($database, $sql, $on) = @_;
-	return ($on // $node)->safe_psql($database, $sql, extra_params => [ '-U', 'app' ]);
-}
-sub issue { return query($_[0], "SELECT idempotency.issue_token('s', 'p', '1 day')", $_[1]); }
-sub check { return query($_[0], "SELECT status FROM idempotency.check_token('$_[1]', 's', 'p')", $_[2]); }
-sub consume { return query($_[0], "SELECT status FROM idempotency.consume_token('$_[1]', 's', 'p')", $_[2]); }
+# In a database, on the original unless another node is given.
+sub issue { return query($_[1] // $node, 'app', $_[0], q{SELECT idempotency.issue_token('s', 'p', '1 day')}); }
+sub check { return query($_[2] // $node, 'app', $_[0], "SELECT status FROM idempotency.check_token('$_[1]', 's', 'p')"); }
+sub consume { return query($_[2] // $node, 'app', $_[0], "SELECT status FROM idempotency.consume_token('$_[1]', 's', 'p')"); }
 
 # What each of two databases makes of its own token and of the other's.
 sub mutual
