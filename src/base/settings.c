@@ -3,9 +3,9 @@
  * settings.c
  *		The settings, sorted by name.
  *
- * Those that decide how long something is kept have one value per server, that
- * of its configuration: no caller can shorten what others rely on, and no two
- * sessions disagree about it.
+ * Those that decide about rows of others (how long they are kept, how often they
+ * are tried) have one value per server, that of its configuration: no caller can
+ * shorten what others rely on, and no two sessions disagree about it.
  *
  *-------------------------------------------------------------------------
  */
@@ -97,7 +97,7 @@ ik_define_settings(void)
 							NULL,
 							&ik_outbox_max_attempts,
 							10, 1, INT_MAX,
-							PGC_SUSET, 0,
+							PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
 
 	DefineCustomStringVariable("idempotency.purge_databases",

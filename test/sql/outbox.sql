@@ -97,7 +97,7 @@ SELECT key, payload, attempt FROM idempotency.take('order', lease => '1 h');
 -- poison: after its last attempt it is parked, and its key goes on
 --
 RESET ROLE;
-SET idempotency.outbox_max_attempts = 2;
+SELECT idempotency.set_topic('poison', 2);
 SET ROLE regress_outbox_app;
 SET idempotency.outbox_max_attempts = 3;
 SELECT idempotency.emit('poison', '1', 'k') AS p1, idempotency.emit('poison', '2', 'k') AS p2, idempotency.emit('poison', '3') AS p3 \gset
@@ -131,15 +131,15 @@ SELECT idempotency.ack_batch(array_agg(id), array_agg(attempt)) FROM events_out 
 SELECT payload, attempt FROM idempotency.take('poison');
 SELECT count(idempotency.ack(id, attempt)) FROM events_out;
 SELECT count(*) FROM idempotency.outbox;
-RESET idempotency.outbox_max_attempts;
+SELECT idempotency.set_topic('poison');
 
 -- with fewer attempts allowed than an event has had, the next take parks it
 SELECT idempotency.emit('lower', '1', 'k'), idempotency.emit('lower', '2', 'k') \gset silent_
 SELECT idempotency.nack(id, attempt, '0') FROM idempotency.take('lower');
-SET idempotency.outbox_max_attempts = 1;
+SELECT idempotency.set_topic('lower', 1);
 SELECT payload, attempt FROM idempotency.take('lower');
 SELECT payload, attempt FROM idempotency.parked_events;
-RESET idempotency.outbox_max_attempts;
+SELECT idempotency.set_topic('lower');
 SELECT idempotency.ack(id, attempt) FROM events_out;
 SELECT count(*), bool_and(idempotency.ack(id, attempt)) FROM idempotency.outbox;
 
@@ -183,7 +183,7 @@ SELECT count(*) FROM idempotency.outbox;
 -- all of it parked, one after the other
 SELECT count(idempotency.emit('bad', to_jsonb(i), 'hot')) FROM generate_series(1, 150) i;
 SELECT count(*) FROM idempotency.take('bad', 1000, '0');
-SET idempotency.outbox_max_attempts = 1;
+SELECT idempotency.set_topic('bad', 1);
 DO $$
 BEGIN
   FOR i IN 1 .. 150 LOOP
@@ -191,7 +191,7 @@ BEGIN
   END LOOP;
 END
 $$;
-RESET idempotency.outbox_max_attempts;
+SELECT idempotency.set_topic('bad');
 SELECT count(*) FROM idempotency.parked_events;
 TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys;
 
@@ -216,13 +216,13 @@ SELECT count(*) FROM idempotency.outbox;
 -- nor for the calls of one transaction, whatever they are
 SELECT count(idempotency.emit('calls', to_jsonb(i), 'key' || i)) FROM generate_series(1, 20000) i;
 SELECT count(*) FROM idempotency.take('calls', 20000, '0');
-SET idempotency.outbox_max_attempts = 1;
+SELECT idempotency.set_topic('calls', 1);
 BEGIN;
 SELECT count(*), bool_and(idempotency.nack(id, attempt)) FROM events_out WHERE id % 2 = 0;
 SELECT count(*), bool_and(idempotency.ack(id, attempt)) FROM events_out WHERE id % 2 = 1;
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 COMMIT;
-RESET idempotency.outbox_max_attempts;
+SELECT idempotency.set_topic('calls');
 SELECT state, count(*) FROM idempotency.outbox GROUP BY state;
 SELECT count(*) FROM idempotency.take('calls', 20000);
 TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys;
@@ -293,7 +293,7 @@ ROLLBACK;
 BEGIN READ ONLY;
 SELECT idempotency.ack(1, 1);
 ROLLBACK;
-SET idempotency.outbox_max_attempts = 0;
+ALTER SYSTEM SET idempotency.outbox_max_attempts = 0;
 \set VERBOSITY default
 SELECT count(*) FROM idempotency.outbox;
 -- up to the limits, and byte for byte
