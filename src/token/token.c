@@ -316,7 +316,7 @@ expiry(TimestampTz issued_at, const Interval *ttl)
 				 errmsg("ttl is longer than idempotency.token_max_ttl"),
 				 errdetail("The setting is %s.",
 						   GetConfigOptionByName("idempotency.token_max_ttl", NULL, false)),
-				 errhint("Give a shorter ttl, or have a superuser raise the setting.")));
+				 errhint("Give a shorter ttl, or have the setting raised in the server's configuration.")));
 	return expires_at;
 }
 
