@@ -109,19 +109,10 @@ idempotency_purge_history(PG_FUNCTION_ARGS)
 	int64		removed;
 	Relation	log;
 
-	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%s must not be null", PG_ARGISNULL(0) ? "older_than" : "max"),
-				 errhint("Say how long moves are kept, such as '90 days', and how many to remove at the most.")));
+	ik_not_null(fcinfo, 0, "older_than");
 	age = ik_duration(PG_GETARG_INTERVAL_P(0), true, "older_than",
 					  "Say how long moves are kept, such as '90 days'.");
-	max = PG_GETARG_INT32(1);
-	if (max <= 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("max must be positive"),
-				 errhint("It bounds the work of one call.")));
+	max = ik_max_argument(fcinfo, 1);
 	ik_refuse_to_write("idempotency.purge_history()");
 
 	/* nothing is older than PostgreSQL's own beginning of time */

@@ -108,6 +108,18 @@ idempotency_rotate_token_key(PG_FUNCTION_ARGS)
 	PG_RETURN_TIMESTAMPTZ(PG_GETARG_BOOL(0) ? now : now + ik_token_max_ttl * USECS_PER_SEC);
 }
 
+/*
+ * How long after its issue can a token still tell whether it was used, in
+ * microseconds?  So long after a rotation the old key has nothing to verify
+ * that is not stale, and so long after a revocation the generation has
+ * nothing to revoke.
+ */
+int64
+ik_token_lifetime(void)
+{
+	return (ik_token_max_ttl + (int64) ik_token_retention) * USECS_PER_SEC;
+}
+
 /* The OID of this database: what fills token_keys.kept_in. */
 Datum
 idempotency_this_database(PG_FUNCTION_ARGS)

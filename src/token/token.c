@@ -291,11 +291,7 @@ get_binding(FunctionCallInfo fcinfo, int first, Token *token)
 static bool
 get_token(FunctionCallInfo fcinfo, Token *token)
 {
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("token must not be null"),
-				 errhint("A form that came without its token is answered as one with an invalid token.")));
+	ik_not_null(fcinfo, 0, "token");
 	get_binding(fcinfo, 1, token);
 	return ik_read_token(token, PG_GETARG_TEXT_PP(0));
 }
@@ -514,18 +510,6 @@ token_result(FunctionCallInfo fcinfo, const Token *token, TokenStatus status)
 	return ik_result(fcinfo, lengthof(types), types, values, nulls);
 }
 
-/*
- * How long after its issue can a token still tell whether it was used, in
- * microseconds?  So long after a rotation the old key has nothing to verify
- * that is not stale, and so long after a revocation the generation has
- * nothing to revoke.
- */
-int64
-ik_token_lifetime(void)
-{
-	return (ik_token_max_ttl + (int64) ik_token_retention) * USECS_PER_SEC;
-}
-
 static void
 open_mark(RowAccess *row, Token *token, LOCKMODE lockmode)
 {
@@ -599,4 +583,3 @@ make_id(pg_uuid_t *id)
 	}
 	*id = supply[--left];
 }
-

@@ -60,11 +60,9 @@ typedef struct SigningKey
 /* the statuses of token_result, as they are counted (token.c) */
 extern const char *const ik_token_statuses[];
 
-/* token.c: what purge removes, and how long what is kept matters */
+/* token.c: what purge removes */
 extern const Purgeable ik_purge_used_tokens;
 extern const Purgeable ik_purge_generations;
-
-extern int64 ik_token_lifetime(void);
 
 /* form.c: tokens as they are sent */
 extern text *ik_frame(const text *subject, const text *purpose);
@@ -73,9 +71,10 @@ extern bool ik_read_token(Token *token, const text *encoded);
 extern bool ik_is_signed(const Token *token, const SigningKey *key);
 extern text *ik_base64url(const void *bytes, int len);
 
-/* signing_key.c: what they are signed with */
+/* signing_key.c: what they are signed with, and for how long that matters */
 extern const SigningKey *ik_newest_signing_key(void);
 extern const SigningKey *ik_find_signing_key(int64 id);
+extern int64 ik_token_lifetime(void);
 extern void ik_random_bytes(void *buffer, int len);
 
 #endif							/* IK_TOKEN_H */
