@@ -149,7 +149,7 @@ ik_newest_signing_key(void)
 }
 
 /*
- * Of two keys that could sign: one of this database, whatever the clocks were
+ * Of two keys that could sign: one of this database, even if the clocks were off
  * when they were made, else the newer one.
  */
 static bool

@@ -45,6 +45,9 @@ StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
 
 static int64 sweep_table(const Purgeable *what, int64 max,
 						 BlockNumber max_blocks, SweepPosition *position);
+static int64 sweep_blocks(const Purgeable *what, Relation rel,
+						  BlockNumber blocks, BlockNumber start,
+						  BlockNumber *count, int64 max);
 
 /*
  * purge(max): remove up to max expired rows, of all kinds together, and say
@@ -105,72 +108,89 @@ ik_sweep_ended(const Sweep *sweep)
 	return true;
 }
 
+/* Go on in one table, as its owner; says how many rows were removed. */
 static int64
 sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
 			SweepPosition *position)
 {
 	Relation	rel = ik_open_table(what->table, RowExclusiveLock);
 	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
-	BlockNumber seen;
+	BlockNumber count;
 	int64		removed = 0;
 	SavedUser	caller;
 
 	ik_become_owner(rel, 0, &caller);
 	position->left = Min(position->left, blocks);
+	/* the first time, and where the table has shrunk, begin anywhere */
 	if (!position->started || position->next >= blocks)
 	{
 		position->started = true;
 		position->next = blocks == 0 ? 0 :
 			pg_prng_uint64_range(&pg_global_prng_state, 0, blocks - 1);
 	}
-	seen = Min(position->left, max_blocks);
-	if (seen > 0)
+	count = Min(position->left, max_blocks);
+	if (count > 0)
 	{
-		BlockNumber start = position->next;
-		TupleTableSlot *slot = table_slot_create(rel, NULL);
-		TimestampTz now = GetCurrentTimestamp();
-		MemoryContext row_context = AllocSetContextCreate(CurrentMemoryContext,
-														  "idempotency purge",
-														  ALLOCSET_DEFAULT_SIZES);
-		SnapshotData dirty;
-		TableScanDesc scan;
-
-		InitDirtySnapshot(dirty);
-		scan = table_beginscan_strat(rel, &dirty, 0, NULL, true, false);
-		heap_setscanlimits(scan, start, seen);
-		while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
-		{
-			MemoryContext old;
-			uint64		hash;
-			bool		gone;
-
-			CHECK_FOR_INTERRUPTS();
-			if (TransactionIdIsValid(dirty.xmin) ||
-				TransactionIdIsValid(dirty.xmax))
-				continue;
-
-			/* max may be any number: memory must not grow with it */
-			old = MemoryContextSwitchTo(row_context);
-			gone = what->expired(slot, now, &hash) &&
-				ik_remove_row(what, rel, slot, hash);
-			MemoryContextSwitchTo(old);
-			MemoryContextReset(row_context);
-			if (gone && ++removed == max)
-			{
-				/* the block that we stop in is not done yet */
-				seen = (ItemPointerGetBlockNumber(&slot->tts_tid) - start + blocks) % blocks;
-				break;
-			}
-		}
-		table_endscan(scan);
-		ExecDropSingleTupleTableSlot(slot);
-		MemoryContextDelete(row_context);
-		position->next = (start + seen) % blocks;
-		position->left -= seen;
+		removed = sweep_blocks(what, rel, blocks, position->next, &count, max);
+		position->next = (position->next + count) % blocks;
+		position->left -= count;
 		CommandCounterIncrement();
 	}
 	ik_become_caller(&caller);
 	table_close(rel, NoLock);
+	return removed;
+}
+
+/*
+ * Remove what has expired, max rows at the most, from *count blocks of a table
+ * that has so many: those from start on, round its end.  *count is then how
+ * many of them are done.
+ */
+static int64
+sweep_blocks(const Purgeable *what, Relation rel, BlockNumber blocks,
+			 BlockNumber start, BlockNumber *count, int64 max)
+{
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	TimestampTz now = GetCurrentTimestamp();
+	MemoryContext row_context = AllocSetContextCreate(CurrentMemoryContext,
+													  "idempotency purge",
+													  ALLOCSET_DEFAULT_SIZES);
+	int64		removed = 0;
+	SnapshotData dirty;
+	TableScanDesc scan;
+
+	InitDirtySnapshot(dirty);
+	scan = table_beginscan_strat(rel, &dirty, 0, NULL, true, false);
+	heap_setscanlimits(scan, start, *count);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		MemoryContext old;
+		uint64		hash;
+		bool		gone;
+
+		CHECK_FOR_INTERRUPTS();
+
+		/* somebody is writing or removing it */
+		if (TransactionIdIsValid(dirty.xmin) ||
+			TransactionIdIsValid(dirty.xmax))
+			continue;
+
+		/* max may be any number: memory must not grow with it */
+		old = MemoryContextSwitchTo(row_context);
+		gone = what->expired(slot, now, &hash) &&
+			ik_remove_row(what, rel, slot, hash);
+		MemoryContextSwitchTo(old);
+		MemoryContextReset(row_context);
+		if (gone && ++removed == max)
+		{
+			/* the block that we stop in is not done yet */
+			*count = (ItemPointerGetBlockNumber(&slot->tts_tid) - start + blocks) % blocks;
+			break;
+		}
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	MemoryContextDelete(row_context);
 	return removed;
 }
 

@@ -43,7 +43,7 @@ SELECT status, id = :'id' AS id, payload, expires_at - issued_at AS ttl, consume
 FROM idempotency.consume_token(:'t', 'user-1', 'form');
 SELECT status, id = :'id' AS id, payload, consumed_at = :'at' AS consumed_ok
 FROM idempotency.check_token(:'t', 'user-1', 'form');
--- nothing is told to whoever has the wrong subject, also about a used token
+-- who has the wrong subject is told nothing, about a used token either
 SELECT * FROM idempotency.check_token(:'t', 'user-2', 'form');
 SELECT * FROM idempotency.consume_token(:'t', 'user-1', 'login');
 -- it is used under every isolation level
@@ -117,7 +117,7 @@ SELECT idempotency.revoke_tokens(repeat('s', 512), repeat('p', 256)) IS NOT NULL
 SELECT idempotency.issue_token('user-1', 'form') AS t, idempotency.issue_token('user-1', 'form', payload => '1') AS t1,
        idempotency.issue_token('user-1', 'form', payload => '12') AS t2 \gset
 SELECT length(:'t') % 4 AS rest, length(:'t1') % 4 AS rest1, length(:'t2') % 4 AS rest2, check_(:'t'), check_(:'t1'), check_(:'t2');
--- any other character of the alphabet anywhere, whatever is left over at the end
+-- any other character of the alphabet anywhere, with anything left over at the end
 SELECT name, count(*), array_agg(DISTINCT check_(overlay(t PLACING c FROM i))) AS status
 FROM (VALUES ('t', :'t'), ('t1', :'t1'), ('t2', :'t2')) v (name, t), generate_series(1, length(t)) i,
      regexp_split_to_table('ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_', '') c
@@ -202,7 +202,7 @@ SELECT consume_(forge('x', '-5 min', '-1 ms')), check_(forge('x', '-5 min', '1 m
 ALTER SYSTEM RESET idempotency.token_retention;
 SELECT pg_reload_conf();
 \c -
--- whatever else a signature can be under: no version, key or encoding but ours;
+-- signed, but of another version, key or encoding than ours;
 -- issued in the future is no matter: the clock may have been set back
 SELECT check_(forge('y', '0', '1 min')), check_(forge('y', '0', '1 min', version => '00')), check_(forge('y', '0', '1 min', version => '02')),
        check_(forge('y', '0', '1 min', key => 2)), check_(forge('y', '0', '1 min', payload => '\xff')), check_(forge('y', '1 h', '2 h'));
@@ -239,7 +239,7 @@ BEGIN
   RAISE WARNING 'expired was seen: %', 'expired' = ANY (seen);
 END
 $$;
--- whatever is consumed is consumed before its end, not at it
+-- it is consumed before its end, never at it
 SELECT count(*) AS late FROM generate_series(1, 10000) i,
   LATERAL idempotency.consume_token(idempotency.issue_token('user-1', 'form', make_interval(secs => (1 + i % 200) / 1e6)), 'user-1', 'form') r
 WHERE r.consumed_at >= r.expires_at;
@@ -386,7 +386,7 @@ ALTER SYSTEM RESET idempotency.token_max_ttl;
 SELECT pg_reload_conf();
 \c -
 SELECT consume_(:'t');
--- its mark is kept until its own end, whatever the limit was
+-- its mark is kept until its own end, although the limit was lower
 SELECT expires_at - marked_at > interval '6 days 23:00' AS own_end FROM idempotency.used_tokens ORDER BY marked_at DESC LIMIT 1;
 SET ROLE regress_token;
 

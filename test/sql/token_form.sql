@@ -1,4 +1,4 @@
--- A form without a key: the page carries a token, and whoever submits it again
+-- A form without a key: the page carries a token, and who submits it again
 -- because the reply was lost gets the first answer.  doc/tasks.md shows this.
 SET client_min_messages = warning;
 \pset null '(null)'
