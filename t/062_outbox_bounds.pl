@@ -162,7 +162,7 @@ sub waited
 	my ($timeout, $after, $meanwhile) = @_;
 	my $start = time;
 	my $other;
-	$other = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres'), '-c', "SELECT pg_sleep($after)", '-c', $meanwhile ], '>', \my $ignored) if $meanwhile;
+	$other = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres'), map({ ('-c', $_) } "SELECT pg_sleep($after)", split /; /, $meanwhile) ], '>', \my $ignored) if $meanwhile;
 	$waiter->query("CALL idempotency.wait_for_events('w', '$timeout')");
 	$start = time - $start;
 	$other->finish if $other;
@@ -219,11 +219,11 @@ is(sql("SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE payload = '1
 is(sql("SELECT payload, attempt FROM idempotency.take('b')"), '|1', 'the next one of its key');
 
 # a nack's delay by default: 1 s, 2 s, 4 s
-is(sql("SELECT idempotency.emit('backoff', '1') > 0", map({
-				"SELECT idempotency.nack(id, attempt) FROM idempotency.take('backoff')",
-				"SELECT round(extract(epoch FROM due - clock_timestamp())) FROM idempotency.outbox WHERE topic = 'backoff'",
-				"UPDATE idempotency.outbox SET due = now() WHERE topic = 'backoff'" } 1 .. 3)),
-	"t\nt\n1\nt\n2\nt\n4", 'the backoff doubles');
+my @rounds = (
+	"SELECT idempotency.nack(id, attempt) FROM idempotency.take('backoff')",
+	"SELECT round(extract(epoch FROM due - clock_timestamp())) FROM idempotency.outbox WHERE topic = 'backoff'",
+	"UPDATE idempotency.outbox SET due = now() WHERE topic = 'backoff'") x 3;
+is(sql("SELECT idempotency.emit('backoff', '1') > 0", @rounds), "t\nt\n1\nt\n2\nt\n4", 'the backoff doubles');
 
 is(sql("SELECT idempotency.set_topic('strict', 1, true), idempotency.set_topic('strict', 1, true)",
 		"SELECT cardinality(idempotency.emit_batch('strict', ARRAY['1', '2', '3']::jsonb[], ARRAY['k', 'k', 'k']))",
