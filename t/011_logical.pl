@@ -24,7 +24,7 @@ $subscriber->safe_psql('postgres', $setup);
 
 # there before the subscription: comes with the copy
 run_on($publisher, q{SELECT idempotency.once('logical', 'copied')});
-$publisher->safe_psql('postgres', 'CREATE PUBLICATION keys FOR TABLE idempotency.keys, payment');
+$publisher->safe_psql('postgres', 'CREATE PUBLICATION keys FOR TABLE idempotency.keys, idempotency.secrets, payment');
 $subscriber->safe_psql('postgres', sprintf(
 	q{CREATE SUBSCRIPTION keys CONNECTION '%s' PUBLICATION keys}, $publisher->connstr('postgres') =~ s/'/''/gr));
 $subscriber->wait_for_subscription_sync($publisher, 'keys');
