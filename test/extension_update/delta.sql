@@ -17,12 +17,10 @@ CREATE INDEX notes_note ON idempotency.notes (note);
 ALTER TABLE idempotency.notes SET (fillfactor = 90);
 COMMENT ON TABLE idempotency.notes IS 'internal: notes';
 COMMENT ON COLUMN idempotency.notes.note IS 'the note';
-GRANT SELECT, INSERT ON idempotency.notes TO @extowner@ WITH GRANT OPTION;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.notes', 'WHERE id > 0');
 
 CREATE SEQUENCE idempotency.note_id_seq;
 COMMENT ON SEQUENCE idempotency.note_id_seq IS 'internal: for notes';
-GRANT SELECT, UPDATE ON idempotency.note_id_seq TO @extowner@ WITH GRANT OPTION;
 SELECT pg_catalog.pg_extension_config_dump('idempotency.note_id_seq', '');
 
 CREATE TYPE idempotency.note_result AS (id bigint, note text);
@@ -32,8 +30,19 @@ CREATE FUNCTION idempotency.lock_name(scope text, key text DEFAULT 'k') RETURNS 
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_lock_hash_of';
 COMMENT ON FUNCTION idempotency.lock_name(text, text) IS 'the name of a lock';
 REVOKE ALL ON FUNCTION idempotency.lock_name(text, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION idempotency.lock_name(text, text) TO @extowner@ WITH GRANT OPTION;
 
 CREATE VIEW idempotency.all_notes AS SELECT id, note FROM idempotency.notes;
 COMMENT ON VIEW idempotency.all_notes IS 'admin: the notes';
-GRANT SELECT ON idempotency.all_notes TO @extowner@ WITH GRANT OPTION;
+
+DO $$
+DECLARE
+  privilege text;
+BEGIN
+  FOR privilege IN
+    SELECT p FROM pg_catalog.unnest(ARRAY['usage', 'admin', 'owner']) a, idempotency.privileges_of(a) p
+    WHERE p OPERATOR(pg_catalog.~) ' idempotency\.(notes|note_id_seq|lock_name|all_notes)\M'
+  LOOP
+    EXECUTE pg_catalog.format('GRANT %s TO %s WITH GRANT OPTION', privilege, $role$@extowner@$role$);
+  END LOOP;
+END
+$$;
