@@ -7,6 +7,7 @@
  */
 #include "key/key.h"
 
+#include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 

@@ -32,6 +32,7 @@
  */
 #include "outbox/outbox.h"
 
+#include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/transam.h"
 #include "access/xact.h"

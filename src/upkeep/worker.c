@@ -33,6 +33,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
+#include "utils/wait_event.h"
 
 /* a transaction of a worker removes, and looks at, so much at the most */
 #define BATCH_ROWS 500
