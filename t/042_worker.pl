@@ -218,9 +218,7 @@ sql('given', q{
 	REASSIGN OWNED BY installer TO plain;
 	DROP ROLE installer;
 	CREATE SCHEMA plain AUTHORIZATION plain;
-	INSERT INTO idempotency.outbox (id, due, emitted_at, attempt, tries, state, topic, key) VALUES
-		(1, now(), now(), 1, 1, 'a', 'mail', 'k'),	-- acknowledged, and left behind
-		(2, 'infinity', now(), 0, 0, 'r', 'mail', 'k');	-- to be called up by purge
+	INSERT INTO idempotency.keys (created_at, expires_at, status, key, scope) VALUES (now(), now() - interval '1 day', 'c', 'k', 'given');
 	SET ROLE plain;
 	CREATE FUNCTION plain.act() RETURNS text LANGUAGE plpgsql AS $$
 	BEGIN
@@ -230,10 +228,10 @@ sql('given', q{
 		RETURN 'plain';
 	END $$;
 	CREATE FUNCTION plain.code(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN plain.act(); END';
-	CREATE INDEX plain ON idempotency.outbox (plain.code(topic));
+	CREATE INDEX plain ON idempotency.keys (plain.code(scope));
 });
 configure('idempotency.purge_databases', q{'one, given'});
-my $refusal = qr/ERROR: .*outbox is not as the extension made it/;
+my $refusal = qr/ERROR: .*idempotency.keys\b.*(?:altered|not as the extension made it)/;
 my $super = q{SELECT rolsuper FROM pg_roles WHERE rolname = 'plain'};
 for (my $i = 0; $i < 1800; $i++)
 {
@@ -243,8 +241,7 @@ for (my $i = 0; $i < 1800; $i++)
 like(slurp_file($node->logfile), $refusal, 'a worker refuses the table');
 is(sql('given', $super), 'f', 'and did not make its owner superuser');
 sql('given', 'DROP INDEX idempotency.plain');
-ok( $node->poll_query_until('given', q{
-		SELECT count(*) = 1 AND bool_and(id = 2 AND due <= now()) FROM idempotency.outbox}),
+ok($node->poll_query_until('given', 'SELECT count(*) = 0 FROM idempotency.keys'),
 	'without that index, it purges as the owner');
 configure('idempotency.purge_databases', q{'one'});
 sql('postgres', 'DROP DATABASE given');

@@ -97,7 +97,7 @@ for my $object (split /\n/, $node->safe_psql('README', q{
 	FROM pg_class c WHERE c.relnamespace = 'idempotency'::regnamespace AND c.relkind IN ('r', 'v') AND obj_description(c.oid, 'pg_class') !~ '^internal'}))
 {
 	my ($name, $parts) = $object =~ /(.*)\((.*)\)/;
-	my @rows = grep { /`\Q$name\E[(`]/ } split /\n/, $reference;
+	my @rows = grep { /`(?:CALL )?\Q$name\E[(`]/ } split /\n/, $reference;
 	my $short = grep { /`\Q$name\E`/ && !/^\| `\Q$name\E`/ } @rows;    # with a sibling that has the same
 
 	push @missing, $object

@@ -112,7 +112,7 @@ ik_next_number(Outbox *box)
  */
 bool
 ik_fetch_event(Outbox *box, int64 id, TupleTableSlot *event,
-			  TransactionId *rival)
+			   TransactionId *rival)
 {
 	ScanKeyData key;
 	SnapshotData dirty;

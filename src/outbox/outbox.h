@@ -104,7 +104,7 @@ extern text *ik_topic_argument(FunctionCallInfo fcinfo);
 extern void ik_read_topic(TopicSettings *settings, Datum topic);
 extern int64 ik_next_number(Outbox *box);
 extern bool ik_fetch_event(Outbox *box, int64 id, TupleTableSlot *event,
-						  TransactionId *rival);
+						   TransactionId *rival);
 extern bool ik_find_head(Outbox *box, Datum topic, Datum key, int64 not_above,
 						 TransactionId *rival);
 extern TupleTableSlot *ik_put_back(Outbox *box, TupleTableSlot *event,

@@ -61,8 +61,8 @@ typedef struct Take
 	int64		nhanded;
 	int64		npassed;
 	bool		busy;			/* was something locked by a rival taker? */
-	bool		passed_on;		/* may the next one of a key go now, perhaps at
-								 * a place that was read already? */
+	bool		passed_on;		/* may the next one of a key go now, perhaps
+								 * at a place that was read already? */
 
 	/* the block at hand */
 	BlockLeases leases;
