@@ -78,6 +78,13 @@
 					   wait, failure, false)
 #endif
 
+/* 16 can give an error back instead of raising it */
+#if PG_VERSION_NUM >= 160000
+#define compat_name_list(name) stringToQualifiedNameList(name, NULL)
+#else
+#define compat_name_list(name) stringToQualifiedNameList(name)
+#endif
+
 /* 17 lets an extension name what it waits for */
 #if PG_VERSION_NUM >= 170000
 #define compat_wait_event(name) WaitEventExtensionNew(name)

@@ -18,6 +18,7 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "parser/parse_func.h"
 #include "parser/scansup.h"
 #include "pgstat.h"
 #include "utils/acl.h"
@@ -150,18 +151,24 @@ find_function(const text *name)
 {
 	char	   *signature = text_to_cstring(name);
 	Size		len = strlen(signature);
+	const Oid	jsonb = JSONBOID;
 	ErrorContextCallback context = {.callback = hint_at_signature};
-	Oid			function;
+	Oid			function = InvalidOid;
 
 	/* blanks at the end are none of the name, as for regprocedure itself */
 	while (len > 0 && scanner_isspace(signature[len - 1]))
 		signature[--len] = '\0';
-	if (len == 0 || signature[len - 1] != ')')
-		signature = psprintf("%s(pg_catalog.jsonb)", signature);
 	context.previous = error_context_stack;
 	error_context_stack = &context;
-	function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
-													CStringGetDatum(signature)));
+	/* in most cases the name will do, and SQL's parser is not needed for a type */
+	if (len == 0 || signature[len - 1] != ')')
+	{
+		function = LookupFuncName(compat_name_list(signature), 1, &jsonb, true);
+		signature = psprintf("%s(pg_catalog.jsonb)", signature);
+	}
+	if (!OidIsValid(function))
+		function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
+														CStringGetDatum(signature)));
 	error_context_stack = context.previous;
 	return function;
 }
