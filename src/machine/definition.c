@@ -303,47 +303,42 @@ add_edge(Machine *machine, int source, const JsonbValue *event,
 static int
 intern_state(Machine *machine, const JsonbValue *value)
 {
-	NameRef		name = checked_name("state", value);
-	int			known = machine->nstates;
-	int			index = intern(machine->state_index, name, &machine->nstates,
-							   (void **) &machine->states, sizeof(MachineState));
-
-	if (index == known)
-		machine->states[index].name = name;
-	return index;
+	return intern(machine->state_index, checked_name("state", value),
+				  &machine->nstates, (void **) &machine->states,
+				  sizeof(MachineState));
 }
 
 /* The same for an event. */
 static int
 intern_event(Machine *machine, const JsonbValue *value)
 {
-	NameRef		name = checked_name("event", value);
-	int			known = machine->nevents;
-	int			index = intern(machine->event_index, name, &machine->nevents,
-							   (void **) &machine->events, sizeof(MachineEvent));
-
-	if (index == known)
-		machine->events[index].name = name;
-	return index;
+	return intern(machine->event_index, checked_name("event", value),
+				  &machine->nevents, (void **) &machine->events,
+				  sizeof(MachineEvent));
 }
 
-/* A name's place in an array, which grows by a zeroed one if it is new. */
+/*
+ * A name's place in an array of what begins with a name.  A new one gets the
+ * next place, zeroed but for the name.
+ */
 static int
 intern(names_hash *index, NameRef name, int *n, void **array, Size size)
 {
 	bool		found;
 	NameEntry  *entry = names_insert(index, name, &found);
+	void	   *element;
 
-	if (!found)
-	{
-		entry->index = (*n)++;
-		/* doubled whenever it is full, at a power of two */
-		if (*array == NULL)
-			*array = palloc(size);
-		else if ((entry->index & (entry->index - 1)) == 0)
-			*array = repalloc(*array, 2 * entry->index * size);
-		memset((char *) *array + entry->index * size, 0, size);
-	}
+	if (found)
+		return entry->index;
+	entry->index = (*n)++;
+	/* doubled whenever it is full, at a power of two */
+	if (*array == NULL)
+		*array = palloc(size);
+	else if ((entry->index & (entry->index - 1)) == 0)
+		*array = repalloc(*array, 2 * entry->index * size);
+	element = (char *) *array + entry->index * size;
+	memset(element, 0, size);
+	*(NameRef *) element = name;
 	return entry->index;
 }
 

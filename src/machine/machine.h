@@ -27,7 +27,7 @@ struct TriggerData;
 
 typedef struct MachineState
 {
-	NameRef		name;
+	NameRef		name;			/* first, see intern() */
 	bool		initial;		/* may a row begin here? */
 	Bitmapset  *targets;		/* the states to which an edge leads */
 	Bitmapset  *sources;		/* the states from which an edge comes */
@@ -43,7 +43,7 @@ typedef struct MachineEdge
 
 typedef struct MachineEvent
 {
-	NameRef		name;
+	NameRef		name;			/* first, too */
 	int			source;			/* the only state that has it; -1: several */
 	Bitmapset  *targets;		/* the states to which it leads */
 } MachineEvent;

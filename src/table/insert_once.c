@@ -75,6 +75,13 @@ typedef struct Shape
 	char	   *insert_text;	/* INSERT ... ON CONFLICT DO NOTHING */
 } Shape;
 
+typedef enum InsertOutcome
+{
+	INSERT_CREATED,
+	INSERT_CONFLICT,			/* the index held such a row */
+	INSERT_SWALLOWED			/* a trigger returned NULL */
+} InsertOutcome;
+
 /* one call */
 typedef struct InsertCall
 {
@@ -85,15 +92,9 @@ typedef struct InsertCall
 	bool	   *isnull;
 	char	   *nulls;			/* the same as SPI has it */
 	MemoryContext context;		/* holds what is returned */
+	InsertOutcome outcome;		/* of the last INSERT */
 	Datum		stored;			/* the row, when it was created or found */
 } InsertCall;
-
-typedef enum InsertOutcome
-{
-	INSERT_CREATED,
-	INSERT_CONFLICT,			/* the index held such a row */
-	INSERT_SWALLOWED			/* a trigger returned NULL */
-} InsertOutcome;
 
 /* Takes what the INSERT returns: the row, and whether it kept its key. */
 typedef struct ReturnedRow
@@ -127,7 +128,7 @@ static bool find_row(InsertCall *call, bool must_exist);
 static bool owner_sees_row(const InsertCall *call);
 static InsertOutcome insert_beside_twin(InsertCall *call);
 static bool twin_refused(const InsertCall *call, const ErrorData *error);
-static InsertOutcome insert_row(InsertCall *call);
+static void insert_row(void *arg);
 static bool receive_row(TupleTableSlot *slot, DestReceiver *self);
 static void receiver_startup(DestReceiver *self, int operation, TupleDesc desc);
 static void receiver_nothing(DestReceiver *self);
@@ -715,7 +716,13 @@ insert_or_find(InsertCall *call, bool *found)
 		if (!SPI_plan_is_valid(call->kept->plan))
 			call->shape->has_twin = has_twin(call->rel, call->shape->index);
 
-		outcome = call->shape->has_twin ? insert_beside_twin(call) : insert_row(call);
+		if (call->shape->has_twin)
+			outcome = insert_beside_twin(call);
+		else
+		{
+			insert_row(call);
+			outcome = call->outcome;
+		}
 		if (outcome == INSERT_CREATED)
 			return true;
 		if (outcome == INSERT_SWALLOWED)
@@ -817,35 +824,14 @@ owner_sees_row(const InsertCall *call)
 static InsertOutcome
 insert_beside_twin(InsertCall *call)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile InsertOutcome outcome = INSERT_CONFLICT;
+	ErrorData  *error = ik_try(insert_row, call);
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		outcome = insert_row(call);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		if (!twin_refused(call, error))
-			ReThrowError(error);
-		FreeErrorData(error);
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return outcome;
+	if (error == NULL)
+		return call->outcome;
+	if (!twin_refused(call, error))
+		ReThrowError(error);
+	FreeErrorData(error);
+	return INSERT_CONFLICT;
 }
 
 static bool
@@ -863,12 +849,13 @@ twin_refused(const InsertCall *call, const ErrorData *error)
 }
 
 /*
- * Run the INSERT as the caller.  If it created the row, call->stored is what
- * RETURNING gave.
+ * Run the INSERT as the caller.  call->outcome tells what became of it; if it
+ * created the row, call->stored is what RETURNING gave.
  */
-static InsertOutcome
-insert_row(InsertCall *call)
+static void
+insert_row(void *arg)
 {
+	InsertCall *call = arg;
 	Shape	   *shape = call->shape;
 	int			natts = shape->members->natts;
 	ParamListInfo params = makeParamList(natts);
@@ -921,8 +908,10 @@ insert_row(InsertCall *call)
 	ReleaseCachedPlan(cplan, CurrentResourceOwner);
 	PopActiveSnapshot();
 
+	call->outcome = returned.seen ? INSERT_CREATED :
+		conflict ? INSERT_CONFLICT : INSERT_SWALLOWED;
 	if (!returned.seen)
-		return conflict ? INSERT_CONFLICT : INSERT_SWALLOWED;
+		return;
 
 	if (!returned.key_kept)
 		ereport(ERROR,
@@ -934,7 +923,6 @@ insert_row(InsertCall *call)
 				 errhint("Give them as they are stored.")));
 	CommandCounterIncrement();
 	call->stored = returned.row;
-	return INSERT_CREATED;
 }
 
 /* Keep the one row that RETURNING gives. */
