@@ -8,7 +8,6 @@
 #include "machine/machine.h"
 
 #include "common/hashfn.h"
-#include "miscadmin.h"
 
 /* how many names a hint lists */
 #define HINTED_NAMES				10
@@ -156,6 +155,39 @@ ik_hint_events(const Machine *machine)
 		append_name(&buf, i, machine->events[i].name);
 	return psprintf("Its events are %s. To add one, define it again with idempotency.define_machine().",
 					buf.data);
+}
+
+/* IK003: no edge leads from one state to the other; either may be null. */
+void
+ik_refuse_edge(Relation rel, const Guard *guard, const Machine *machine,
+			   NameRef from, NameRef to)
+{
+	int			state = from.data == NULL ? -1 : ik_find_state(machine, from);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_ILLEGAL_TRANSITION),
+			 from.data == NULL || to.data == NULL ?
+			 errmsg("a row cannot enter or leave a null state under machine \"%s\"",
+					guard->machine) :
+			 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
+					guard->machine, from.len, from.data, to.len, to.data),
+			 errhint("%s", ik_hint_edges(machine, state)),
+			 errtablecol(rel, guard->column)));
+}
+
+/* IK005: the row that was to be in the target state was stored in another. */
+void
+ik_refuse_rewritten(Relation rel, const Guard *guard, NameRef target,
+					NameRef stored)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_STATE_REWRITTEN),
+			 errmsg("a trigger stored another state than \"%.*s\"",
+					target.len, target.data),
+			 stored.data == NULL ? errdetail("It stored null.") :
+			 errdetail("It stored \"%.*s\".", stored.len, stored.data),
+			 errhint("Fix the trigger, or ask for the state that it stores."),
+			 errtablecol(rel, guard->column)));
 }
 
 /*

@@ -156,46 +156,13 @@ judge_move(TriggerData *trigdata, const TableInfo *table, const Guard *guard,
 		/* off the graph, and not where the caller wanted to go: who did that? */
 		if (asked != NULL && !ik_same_name(asked->target, to))
 			ik_refuse_rewritten(trigdata->tg_relation, guard, asked->target, to);
-		ik_refuse_edge(trigdata->tg_relation, guard, from, to);
+		ik_refuse_edge(trigdata->tg_relation, guard, machine, from, to);
 	}
 
 	if (guard->history && TRIGGER_FIRED_AFTER(trigdata->tg_event))
 		ik_log_move(trigdata->tg_relation, table, guard, slot, from, to,
 					asked != NULL && asked->logged_event >= 0 ?
 					asked->machine->events[asked->logged_event].name : no_event);
-}
-
-/* IK003: no edge leads from one state to the other; either may be null. */
-void
-ik_refuse_edge(Relation rel, const Guard *guard, NameRef from, NameRef to)
-{
-	const Machine *machine = ik_find_machine(guard->machine);
-	int			state = from.data == NULL ? -1 : ik_find_state(machine, from);
-
-	ereport(ERROR,
-			(errcode(ERRCODE_ILLEGAL_TRANSITION),
-			 from.data == NULL || to.data == NULL ?
-			 errmsg("a row cannot enter or leave a null state under machine \"%s\"",
-					guard->machine) :
-			 errmsg("machine \"%s\" has no edge from state \"%.*s\" to state \"%.*s\"",
-					guard->machine, from.len, from.data, to.len, to.data),
-			 errhint("%s", ik_hint_edges(machine, state)),
-			 errtablecol(rel, guard->column)));
-}
-
-/* IK005: the row that was to be in the target state was stored in another. */
-void
-ik_refuse_rewritten(Relation rel, const Guard *guard, NameRef target,
-					NameRef stored)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_STATE_REWRITTEN),
-			 errmsg("a trigger stored another state than \"%.*s\"",
-					target.len, target.data),
-			 stored.data == NULL ? errdetail("It stored null.") :
-			 errdetail("It stored \"%.*s\".", stored.len, stored.data),
-			 errhint("Fix the trigger, or ask for the state that it stores."),
-			 errtablecol(rel, guard->column)));
 }
 
 /*
@@ -214,24 +181,4 @@ asked_move(TriggerData *trigdata, const Guard *guard)
 		strcmp(ik_updated_column(running), ik_state_column(trigdata->tg_relation, guard)) != 0)
 		return NULL;
 	return (const Move *) running;
-}
-
-/* The state column's name, which is the same in every partition. */
-const char *
-ik_state_column(Relation rel, const Guard *guard)
-{
-	return NameStr(TupleDescAttr(RelationGetDescr(rel), guard->column - 1)->attname);
-}
-
-/* The state of a row; data is NULL for a null state. */
-NameRef
-ik_slot_state(const Guard *guard, TupleTableSlot *slot)
-{
-	bool		isnull;
-	Datum		state = slot_getattr(slot, guard->column, &isnull);
-	NameRef		none = {NULL, 0};
-
-	if (isnull)
-		return none;
-	return ik_state_name(guard->kind, state);
 }

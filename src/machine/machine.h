@@ -67,6 +67,11 @@ extern bool ik_has_edge(const Machine *machine, int from, int to);
 extern char *ik_hint_edges(const Machine *machine, int state);
 extern char *ik_hint_states(const Machine *machine, bool initial);
 extern char *ik_hint_events(const Machine *machine);
+pg_noreturn extern void ik_refuse_edge(Relation rel, const Guard *guard,
+									   const Machine *machine,
+									   NameRef from, NameRef to);
+pg_noreturn extern void ik_refuse_rewritten(Relation rel, const Guard *guard,
+											NameRef target, NameRef stored);
 
 /* machine.c: machines by name */
 extern const Machine *ik_find_machine(const char *name);
@@ -94,14 +99,6 @@ extern Oid	ik_root_of(Relation rel);
 extern void ik_log_move(Relation rel, const TableInfo *table,
 						const Guard *guard, TupleTableSlot *slot,
 						NameRef from, NameRef to, NameRef event);
-
-/* guard.c: a row's state */
-extern const char *ik_state_column(Relation rel, const Guard *guard);
-extern NameRef ik_slot_state(const Guard *guard, TupleTableSlot *slot);
-pg_noreturn extern void ik_refuse_edge(Relation rel, const Guard *guard,
-									   NameRef from, NameRef to);
-pg_noreturn extern void ik_refuse_rewritten(Relation rel, const Guard *guard,
-											NameRef target, NameRef stored);
 
 /* moving.c: rows on their way from one partition to another */
 extern void ik_remember_moving_row(struct TriggerData *trigdata,

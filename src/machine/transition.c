@@ -246,7 +246,8 @@ check_edge_asked(const Move *move)
 						move->guard->machine, unknown.len, unknown.data),
 				 errhint("%s", ik_hint_states(machine, false))));
 	if (move->from.data != NULL && !ik_has_edge(machine, from, to))
-		ik_refuse_edge(move->update.rel, move->guard, move->from, move->to);
+		ik_refuse_edge(move->update.rel, move->guard, machine,
+					   move->from, move->to);
 	if (move->from.data == NULL && bms_is_empty(machine->states[to].sources))
 		ereport(ERROR,
 				(errcode(ERRCODE_ILLEGAL_TRANSITION),

@@ -14,6 +14,7 @@
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
+#include "utils/rel.h"
 #include "utils/typcache.h"
 
 static void check_members(JsonbContainer *container, Oid type,
@@ -188,6 +189,26 @@ ik_state_name(StateKind kind, Datum state)
 			name.len = bpchartruelen(VARDATA_ANY(value), name.len);
 	}
 	return name;
+}
+
+/* The state column's name, which is the same in every partition. */
+const char *
+ik_state_column(Relation rel, const Guard *guard)
+{
+	return NameStr(TupleDescAttr(RelationGetDescr(rel), guard->column - 1)->attname);
+}
+
+/* The state of a row; data is NULL for a null state. */
+NameRef
+ik_slot_state(const Guard *guard, TupleTableSlot *slot)
+{
+	bool		isnull;
+	Datum		state = slot_getattr(slot, guard->column, &isnull);
+	NameRef		none = {NULL, 0};
+
+	if (isnull)
+		return none;
+	return ik_state_name(guard->kind, state);
 }
 
 /* Are two names the same?  So are two that are null. */

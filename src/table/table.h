@@ -48,6 +48,16 @@ typedef enum GuardKind
 	GUARD_KINDS
 } GuardKind;
 
+/* the names of a kind: guard_x(), attach_y(), detach_y(), "no y is attached" */
+typedef struct GuardNames
+{
+	const char *function;
+	const char *noun;
+	const char *trigger;
+} GuardNames;
+
+extern const GuardNames ik_guard_names[];
+
 /* pg_trigger.tgtype of the triggers that they consist of */
 #define GUARD_BEFORE_UPDATE	(TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_UPDATE)
 #define GUARD_AFTER_UPDATE	(TRIGGER_TYPE_ROW | TRIGGER_TYPE_UPDATE)
@@ -94,11 +104,8 @@ typedef struct TableInfo
 extern Relation ik_open_users_table(Oid relid, LOCKMODE lockmode);
 pg_noreturn extern void ik_no_such_table(Oid relid);
 extern Relation ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column);
-extern void ik_check_attachable(Relation rel, AttrNumber column,
-								GuardKind kind);
 extern void ik_refuse_children(Relation rel);
 pg_noreturn extern void ik_refuse_foreign(Relation rel);
-extern void ik_check_bigint(Relation rel, AttrNumber column);
 pg_noreturn extern void ik_refuse_table(const char *message, const char *hint);
 extern char *ik_quoted_name(Relation rel);
 extern char *ik_quoted_column(Relation rel, AttrNumber column);
@@ -110,11 +117,16 @@ extern void ik_from_json(Jsonb *object, TupleDesc columns, Datum *values,
 						 bool *isnull);
 extern StateKind ik_state_kind(Oid type, Oid *base);
 extern NameRef ik_state_name(StateKind kind, Datum state);
+extern const char *ik_state_column(Relation rel, const Guard *guard);
+extern NameRef ik_slot_state(const Guard *guard, TupleTableSlot *slot);
 extern bool ik_same_name(NameRef a, NameRef b);
 extern Datum ik_state_datum(const Guard *guard, NameRef name);
 
 /* table_info.c: what is attached, and the primary key */
 extern const TableInfo *ik_table_info(Relation rel);
+extern Oid	ik_guard_function(GuardKind kind);
+pg_noreturn extern void ik_refuse_trigger(GuardKind kind, Relation rel,
+										  const char *trigger);
 extern bool ik_is_bigint(Relation rel, AttrNumber column);
 extern const Guard *ik_guard_of(const TableInfo *table, AttrNumber column);
 extern void ik_check_guards(Relation rel, const TableInfo *table,
@@ -123,13 +135,13 @@ extern const TableInfo *ik_fired_on(FunctionCallInfo fcinfo, GuardKind kind);
 extern void ik_check_primary_key(Relation rel, const TableInfo *table);
 
 /* trigger.c: guards, attached and detached */
+extern void ik_check_attachable(Relation rel, AttrNumber column,
+								GuardKind kind);
+extern void ik_check_bigint(Relation rel, AttrNumber column);
 extern Datum ik_attach(Relation rel, AttrNumber column, GuardKind kind,
 					   int16 type, const char *arguments);
 extern void ik_refuse_attached(Relation rel, AttrNumber column, GuardKind kind);
 extern Datum ik_detach(FunctionCallInfo fcinfo, GuardKind kind);
-extern Oid	ik_guard_function(GuardKind kind);
-pg_noreturn extern void ik_refuse_trigger(GuardKind kind, Relation rel,
-										  const char *trigger);
 
 /* what a kept plan is for: a table, and bytes that tell the statement */
 typedef struct PlanKey

@@ -44,6 +44,12 @@ typedef struct CachedTable
 	TableInfo  *info;			/* NULL: none, or reading it failed */
 } CachedTable;
 
+const GuardNames ik_guard_names[] = {
+	[GUARD_STATE] = {"guard_state", "machine", "IK_guard"},
+	[GUARD_VERSION] = {"guard_version", "version", "IK_version"},
+	[GUARD_FENCE] = {"guard_fence", "fence", "IK_fence"}
+};
+
 static HTAB *tables = NULL;
 static long sweep_at = 64;		/* when there are so many, see make_room() */
 
@@ -149,6 +155,28 @@ ik_guard_of(const TableInfo *table, AttrNumber column)
 		if (table->guards[i].column == column)
 			return &table->guards[i];
 	return NULL;
+}
+
+/* The trigger function of a kind. */
+Oid
+ik_guard_function(GuardKind kind)
+{
+	return ik_trigger_function(ik_guard_names[kind].function);
+}
+
+/* 39P01 for a trigger that was made by hand; rel NULL: there is none. */
+void
+ik_refuse_trigger(GuardKind kind, Relation rel, const char *trigger)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+			 errmsg("function \"%s\" must be fired by a trigger that attach_%s() made",
+					ik_guard_names[kind].function, ik_guard_names[kind].noun),
+			 rel == NULL ? 0 :
+			 errdetail("Trigger \"%s\" of \"%s\" is not as it makes them.",
+					   trigger, RelationGetRelationName(rel)),
+			 errhint("Drop the trigger, and call idempotency.attach_%s() in its place.",
+					 ik_guard_names[kind].noun)));
 }
 
 /*

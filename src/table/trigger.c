@@ -21,28 +21,18 @@
  */
 #include "table/table.h"
 
+#include "access/sysattr.h"
 #include "access/table.h"
+#include "catalog/partition.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
 #include "commands/trigger.h"
+#include "rewrite/prs2lock.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
 /* in place of a column: whichever a trigger has in its list */
 #define ANY_COLUMN	(-1)
-
-/* the names of a kind: guard_x(), attach_y(), detach_y(), "no y is attached" */
-typedef struct GuardNames
-{
-	const char *function;
-	const char *noun;
-	const char *trigger;
-} GuardNames;
-
-static const GuardNames guard_names[] = {
-	[GUARD_STATE] = {"guard_state", "machine", "IK_guard"},
-	[GUARD_VERSION] = {"guard_version", "version", "IK_version"},
-	[GUARD_FENCE] = {"guard_fence", "fence", "IK_fence"}
-};
 
 typedef struct Companion
 {
@@ -73,6 +63,77 @@ static void run_utility(const char *command);
 static char *free_trigger_name(Relation rel, const char *name);
 
 /*
+ * Refuse what a guarded update, or the trigger behind it, could not keep its
+ * promise on, 0A000, and a table with a trigger of that kind which was made by
+ * hand, 39P01.
+ */
+void
+ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
+{
+	Oid			relid = RelationGetRelid(rel);
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+	List	   *children;
+	ListCell   *lc;
+
+	ik_check_guards(rel, ik_table_info(rel), kind);
+
+	/* the table: rows that the triggers do not see, or UPDATEs that are none */
+	if (rel->rd_rel->relispartition)
+		ik_refuse_table(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
+						psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
+								 get_rel_name(llast_oid(get_partition_ancestors(relid)))));
+	ik_refuse_children(rel);
+	if (has_superclass(relid))
+		ik_refuse_table(psprintf("table \"%s\" inherits from another",
+								 RelationGetRelationName(rel)),
+						"Use a partitioned table.");
+	for (int i = 0; rel->rd_rules != NULL && i < rel->rd_rules->numLocks; i++)
+		if (rel->rd_rules->rules[i]->event == CMD_UPDATE)
+			ik_refuse_table(psprintf("table \"%s\" has a rule on UPDATE",
+									 RelationGetRelationName(rel)),
+							"Drop the rule, or use a trigger in its place.");
+
+	/* the column */
+	if (attr->attgenerated || attr->attidentity)
+		ik_refuse_table(psprintf("column \"%s\" is generated", NameStr(attr->attname)),
+						"Use a column that an UPDATE can set.");
+
+	/* each partition, with its own numbers of columns */
+	children = find_all_inheritors(relid, NoLock, NULL);
+	foreach(lc, children)
+	{
+		Relation	part = table_open(lfirst_oid(lc), NoLock);
+		AttrNumber	here = get_attnum(RelationGetRelid(part),
+									  NameStr(attr->attname));
+		Bitmapset  *columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
+
+		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
+			ik_refuse_foreign(part);
+		if (part->rd_rel->relkind == RELKIND_PARTITIONED_TABLE &&
+			has_partition_attrs(part, columns, NULL))
+			ik_refuse_table(psprintf("column \"%s\" is in the partition key of table \"%s\"",
+									 NameStr(attr->attname),
+									 RelationGetRelationName(part)),
+							"Partition by a column that keeps its value.");
+		table_close(part, NoLock);
+	}
+}
+
+/* A version or a fence is a bigint; 42804. */
+void
+ik_check_bigint(Relation rel, AttrNumber column)
+{
+	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
+
+	if (!ik_is_bigint(rel, column))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
+						format_type_be(attr->atttypid)),
+				 errhint("Versions and fences are of type bigint.")));
+}
+
+/*
  * Attach a guard to a column that can have one, and return the name of its
  * trigger.  42710 if it has one already.  type is GUARD_BEFORE_UPDATE or
  * GUARD_AFTER_UPDATE.
@@ -81,7 +142,7 @@ Datum
 ik_attach(Relation rel, AttrNumber column, GuardKind kind, int16 type,
 		  const char *arguments)
 {
-	const GuardNames *names = &guard_names[kind];
+	const GuardNames *names = &ik_guard_names[kind];
 	bool		before = type == GUARD_BEFORE_UPDATE;
 	char	   *name;
 
@@ -103,11 +164,11 @@ ik_refuse_attached(Relation rel, AttrNumber column, GuardKind kind)
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("a %s is already attached to column \"%s\" of table \"%s\"",
-						guard_names[kind].noun,
+						ik_guard_names[kind].noun,
 						get_attname(RelationGetRelid(rel), column, false),
 						RelationGetRelationName(rel)),
 				 errhint("Call idempotency.detach_%s() first.",
-						 guard_names[kind].noun)));
+						 ik_guard_names[kind].noun)));
 }
 
 /*
@@ -125,37 +186,15 @@ ik_detach(FunctionCallInfo fcinfo, GuardKind kind)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),
 				 errmsg("no %s is attached to column \"%s\" of table \"%s\"",
-						guard_names[kind].noun,
+						ik_guard_names[kind].noun,
 						get_attname(RelationGetRelid(rel), column, false),
 						RelationGetRelationName(rel)),
 				 errhint("What is attached shows in \\d as triggers that call idempotency.%s().",
-						 guard_names[kind].function)));
+						 ik_guard_names[kind].function)));
 	drop_trigger(rel, name);
 	keep_companions(rel, kind);
 	table_close(rel, NoLock);
 	return DirectFunctionCall1(namein, CStringGetDatum(name));
-}
-
-/* The trigger function of a kind. */
-Oid
-ik_guard_function(GuardKind kind)
-{
-	return ik_trigger_function(guard_names[kind].function);
-}
-
-/* 39P01 for a trigger that was made by hand; rel NULL: there is none. */
-void
-ik_refuse_trigger(GuardKind kind, Relation rel, const char *trigger)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-			 errmsg("function \"%s\" must be fired by a trigger that attach_%s() made",
-					guard_names[kind].function, guard_names[kind].noun),
-			 rel == NULL ? 0 :
-			 errdetail("Trigger \"%s\" of \"%s\" is not as it makes them.",
-					   trigger, RelationGetRelationName(rel)),
-			 errhint("Drop the trigger, and call idempotency.attach_%s() in its place.",
-					 guard_names[kind].noun)));
 }
 
 /*
@@ -243,7 +282,7 @@ create_trigger(Relation rel, GuardKind kind, const char *name,
 						 quote_identifier(free_name), events,
 						 column == InvalidAttrNumber ? "" : " OF ",
 						 column == InvalidAttrNumber ? "" : ik_quoted_column(rel, column),
-						 ik_quoted_name(rel), guard_names[kind].function,
+						 ik_quoted_name(rel), ik_guard_names[kind].function,
 						 arguments));
 	return free_name;
 }

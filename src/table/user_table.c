@@ -1,21 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * user_table.c
- *		Tables of callers: opened, and judged whether something can be attached.
+ *		Tables of callers: opened, named and refused.
  *
  *-------------------------------------------------------------------------
  */
 #include "table/table.h"
 
 #include "access/relation.h"
-#include "access/sysattr.h"
 #include "access/table.h"
-#include "catalog/partition.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
-#include "rewrite/prs2lock.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
@@ -92,63 +88,6 @@ ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 }
 
 /*
- * Refuse what a guarded update, or the trigger behind it, could not keep its
- * promise on, 0A000, and a table with a trigger of that kind which was made by
- * hand, 39P01.
- */
-void
-ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
-{
-	Oid			relid = RelationGetRelid(rel);
-	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
-	List	   *children;
-	ListCell   *lc;
-
-	ik_check_guards(rel, ik_table_info(rel), kind);
-
-	/* the table: rows that the triggers do not see, or UPDATEs that are none */
-	if (rel->rd_rel->relispartition)
-		ik_refuse_table(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
-						psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
-								 get_rel_name(llast_oid(get_partition_ancestors(relid)))));
-	ik_refuse_children(rel);
-	if (has_superclass(relid))
-		ik_refuse_table(psprintf("table \"%s\" inherits from another",
-								 RelationGetRelationName(rel)),
-						"Use a partitioned table.");
-	for (int i = 0; rel->rd_rules != NULL && i < rel->rd_rules->numLocks; i++)
-		if (rel->rd_rules->rules[i]->event == CMD_UPDATE)
-			ik_refuse_table(psprintf("table \"%s\" has a rule on UPDATE",
-									 RelationGetRelationName(rel)),
-							"Drop the rule, or use a trigger in its place.");
-
-	/* the column */
-	if (attr->attgenerated || attr->attidentity)
-		ik_refuse_table(psprintf("column \"%s\" is generated", NameStr(attr->attname)),
-						"Use a column that an UPDATE can set.");
-
-	/* each partition, with its own numbers of columns */
-	children = find_all_inheritors(relid, NoLock, NULL);
-	foreach(lc, children)
-	{
-		Relation	part = table_open(lfirst_oid(lc), NoLock);
-		AttrNumber	here = get_attnum(RelationGetRelid(part),
-									  NameStr(attr->attname));
-		Bitmapset  *columns = bms_make_singleton(here - FirstLowInvalidHeapAttributeNumber);
-
-		if (part->rd_rel->relkind == RELKIND_FOREIGN_TABLE)
-			ik_refuse_foreign(part);
-		if (part->rd_rel->relkind == RELKIND_PARTITIONED_TABLE &&
-			has_partition_attrs(part, columns, NULL))
-			ik_refuse_table(psprintf("column \"%s\" is in the partition key of table \"%s\"",
-									 NameStr(attr->attname),
-									 RelationGetRelationName(part)),
-							"Partition by a column that keeps its value.");
-		table_close(part, NoLock);
-	}
-}
-
-/*
  * 0A000 for a table with inheritance children: an UPDATE reaches their rows, of
  * which neither its triggers nor its primary key know.  They may come after the
  * attach.
@@ -172,20 +111,6 @@ ik_refuse_foreign(Relation rel)
 	ik_refuse_table(psprintf("partition \"%s\" is a foreign table",
 							 RelationGetRelationName(rel)),
 					"Detach the partition: its server would not fire the triggers.");
-}
-
-/* A version or a fence is a bigint; 42804. */
-void
-ik_check_bigint(Relation rel, AttrNumber column)
-{
-	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
-
-	if (!ik_is_bigint(rel, column))
-		ereport(ERROR,
-				(errcode(ERRCODE_DATATYPE_MISMATCH),
-				 errmsg("column \"%s\" is of type %s", NameStr(attr->attname),
-						format_type_be(attr->atttypid)),
-				 errhint("Versions and fences are of type bigint.")));
 }
 
 /* The name for use in a command, whatever the search_path. */
