@@ -147,8 +147,6 @@ static void
 sign(const SigningKey *key, const Token *token, uint8 *signature)
 {
 	static pg_hmac_ctx *hmac = NULL;
-	uint64		system = pg_hton64(key->system);
-	uint32		database = pg_hton32(key->database);
 
 	if (hmac == NULL)
 	{
@@ -166,8 +164,7 @@ sign(const SigningKey *key, const Token *token, uint8 *signature)
 	}
 	if (hmac == NULL ||
 		pg_hmac_init(hmac, key->secret, sizeof(key->secret)) < 0 ||
-		pg_hmac_update(hmac, (uint8 *) &system, sizeof(system)) < 0 ||
-		pg_hmac_update(hmac, (uint8 *) &database, sizeof(database)) < 0 ||
+		pg_hmac_update(hmac, key->database, sizeof(key->database)) < 0 ||
 		pg_hmac_update(hmac, (uint8 *) VARDATA(token->binding),
 					   VARSIZE(token->binding) - VARHDRSZ) < 0 ||
 		pg_hmac_update(hmac, token->bytes, token->len) < 0 ||

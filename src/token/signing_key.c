@@ -42,6 +42,7 @@
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "port/pg_bswap.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
@@ -238,6 +239,8 @@ static bool
 read_key(TupleTableSlot *slot, SigningKey *key)
 {
 	bytea	   *secret;
+	uint64		system = GetSystemIdentifier();
+	uint32		database = MyDatabaseId;
 
 	slot_getsomeattrs(slot, TOKEN_KEYS_NATTS);
 	secret = DatumGetByteaPP(slot->tts_values[TOKEN_KEYS_SECRET]);
@@ -250,18 +253,16 @@ read_key(TupleTableSlot *slot, SigningKey *key)
 		DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_ROTATED_AT]);
 
 	/* whose is it?  The cases at the top of this file. */
-	key->system = GetSystemIdentifier();
-	key->database = MyDatabaseId;
-	key->ours = true;
 	if (DatumGetObjectId(slot->tts_values[TOKEN_KEYS_KEPT_IN]) == MyDatabaseId)
 	{
-		uint64		system = DatumGetInt64(slot->tts_values[TOKEN_KEYS_SYSTEM]);
-		Oid			database = DatumGetObjectId(slot->tts_values[TOKEN_KEYS_DATABASE]);
-
-		key->ours = system == key->system && database == key->database;
-		key->system = system;
-		key->database = database;
+		system = DatumGetInt64(slot->tts_values[TOKEN_KEYS_SYSTEM]);
+		database = DatumGetObjectId(slot->tts_values[TOKEN_KEYS_DATABASE]);
 	}
+	key->ours = system == GetSystemIdentifier() && database == MyDatabaseId;
+	system = pg_hton64(system);
+	database = pg_hton32(database);
+	memcpy(key->database, &system, sizeof(system));
+	memcpy(key->database + sizeof(system), &database, sizeof(database));
 	return true;
 }
 

@@ -21,6 +21,9 @@
 
 #define SIGNING_SECRET_SIZE PG_SHA256_DIGEST_LENGTH
 
+/* a system's identifier and a database's OID, as bytes */
+#define DATABASE_NAME_SIZE (sizeof(uint64) + sizeof(uint32))
+
 typedef struct Token
 {
 	/* what the caller says it is for */
@@ -52,8 +55,7 @@ typedef struct SigningKey
 	uint8		secret[SIGNING_SECRET_SIZE];
 
 	/* the database that its tokens are for (signing_key.c) */
-	uint64		system;
-	uint32		database;
+	uint8		database[DATABASE_NAME_SIZE];
 	bool		ours;			/* is it this one? */
 } SigningKey;
 

@@ -52,7 +52,6 @@ static int64 sweep_blocks(const Purgeable *what, Relation rel,
 /*
  * purge(max): remove up to max expired rows, of all kinds together, and say
  * how many; fewer than max: there was no more in the pages that it looked at.
- * Errors: 22004 NULL, 22023 not positive, 25006.
  */
 Datum
 idempotency_purge(PG_FUNCTION_ARGS)
