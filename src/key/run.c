@@ -161,11 +161,10 @@ find_function(const text *name)
 	context.previous = error_context_stack;
 	error_context_stack = &context;
 	/* in most cases the name will do, and SQL's parser is not needed for a type */
-	if (len == 0 || signature[len - 1] != ')')
-	{
+	if (len > 0 && strchr(signature, '(') == NULL)
 		function = LookupFuncName(compat_name_list(signature), 1, &jsonb, true);
+	if (len == 0 || signature[len - 1] != ')')
 		signature = psprintf("%s(pg_catalog.jsonb)", signature);
-	}
 	if (!OidIsValid(function))
 		function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
 														CStringGetDatum(signature)));
