@@ -9,6 +9,7 @@ OBJS = \
 	src/base/siphash.o \
 	src/base/subxact.o \
 	src/base/time.o \
+	src/store/citus.o \
 	src/store/lock.o \
 	src/store/own.o \
 	src/store/row.o \

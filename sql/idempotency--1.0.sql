@@ -902,6 +902,10 @@ CREATE FUNCTION idempotency.free_lease(
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_free_lease';
 COMMENT ON FUNCTION idempotency.free_lease(text, text, bigint, boolean) IS 'admin: ends a lease, also a lock (scope idempotency.lock), whose holder is then superseded; discard: the next begins anew, without attempts and checkpoint; false: it is not leased; errors: IK002, 22004, 22023, 25006';
 
+CREATE FUNCTION idempotency.key_tables() RETURNS oid[]
+LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_key_tables';
+COMMENT ON FUNCTION idempotency.key_tables() IS 'internal: idempotency.keys, or on a Citus cluster its shards on this node';
+
 -- The locks of a prepared transaction have no pid; they share the virtual
 -- transaction with the lock on its transaction id.
 CREATE VIEW idempotency.prepared_holders AS
@@ -995,7 +999,7 @@ CREATE VIEW idempotency.in_flight AS
   LEFT JOIN idempotency.prepared_holders p
          ON t.pid IS NULL AND p.virtualtransaction = t.virtualtransaction
   LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = t.pid
-  WHERE t.relation = 'idempotency.keys'::pg_catalog.regclass AND t.mode = 'RowExclusiveLock' AND t.granted
+  WHERE t.relation = ANY ((SELECT idempotency.key_tables())::oid[]) AND t.mode = 'RowExclusiveLock' AND t.granted
     AND t.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
     AND t.virtualtransaction IN (SELECT virtualtransaction FROM xids)
     AND (t.pid IS NULL OR w.pids IS NOT NULL)
@@ -1151,18 +1155,20 @@ AS $$
         'revoke_tokens',
         'attach_machine', 'detach_machine', 'guard_state', 'transition',
         'fire', 'next_events', 'machine_diagram',
-        'attach_version', 'detach_version', 'guard_version', 'update_if'
+        'attach_version', 'detach_version', 'guard_version', 'update_if',
+        'at_home'
       ]::name[]
       WHEN 'admin' THEN ARRAY[
         'forget', 'forget_scope', 'find_keys', 'free_lease', 'purge',
         'purge_history', 'retry_parked',
         'retry_event', 'discard_event', 'set_topic', 'holder', 'lock_hash', 'key_writers',
         'leased_keys', 'leased_key', 'keys_in_hand', 'topic_counts', 'parked', 'key_counts',
+        'key_tables',
         'key_stats', 'activity_counts', 'reset_activity', 'purge_round',
         'rotate_token_key', 'define_machine', 'drop_machine', 'off_graph'
       ]::name[]
       WHEN 'monitor' THEN ARRAY[
-        'leased_keys', 'keys_in_hand', 'topic_counts', 'parked', 'key_counts',
+        'leased_keys', 'keys_in_hand', 'topic_counts', 'parked', 'key_counts', 'key_tables',
         'key_stats', 'activity_counts', 'purge_round', 'lock_hash'
       ]::name[]
     END))
@@ -1246,6 +1252,45 @@ END
 $$;
 COMMENT ON FUNCTION idempotency.lock_privileges() IS 'internal: keeps others from changing privileges until the end of the transaction; error: 55000';
 
+-- On every node of a Citus cluster, if this is its coordinator.
+CREATE FUNCTION idempotency.run_everywhere(commands text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  command text;
+  failure text;
+BEGIN
+  FOREACH command IN ARRAY commands LOOP
+    EXECUTE command;
+  END LOOP;
+  -- every node runs the install script by itself
+  IF to_regclass('pg_catalog.pg_dist_local_group') IS NULL
+     OR EXISTS (SELECT FROM pg_extension WHERE extname = 'idempotency' AND xmin = pg_current_xact_id_if_assigned()::xid) THEN
+    RETURN;
+  END IF;
+  IF (SELECT groupid <> 0 FROM pg_dist_local_group) THEN
+    RETURN;
+  END IF;
+  -- in transactions of their own, so without what Citus itself sends in ours
+  SELECT r.result INTO failure
+  FROM run_command_on_workers(format('DO %L', format(
+    'BEGIN SET LOCAL citus.enable_ddl_propagation TO off; %s END',
+    (SELECT string_agg(c || '; ', '') FROM unnest(commands) c
+     WHERE c NOT LIKE '% idempotency.at_home(%' OR NOT EXISTS (
+       SELECT FROM pg_dist_object
+       WHERE classid = 'pg_proc'::regclass
+         AND objid = 'idempotency.at_home(text,text,text[],integer,integer,boolean)'::regprocedure))))) r
+  WHERE NOT r.success
+  LIMIT 1;
+  IF failure IS NOT NULL THEN
+    RAISE 'privileges could not be changed on every node'
+      USING ERRCODE = '55000', DETAIL = failure, HINT = 'A role must exist on every node. Call this again when all nodes answer.';
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.run_everywhere(text[]) IS 'internal: GRANT and REVOKE; errors: 22004, 42601, 42704, 55000';
+
 -- Says whether the role has gained or lost anything.
 CREATE FUNCTION idempotency.run_for(role name, commands text[]) RETURNS boolean
 LANGUAGE plpgsql
@@ -1261,14 +1306,11 @@ DECLARE
           SELECT relacl FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace) o (acl),
          aclexplode(acl)
     WHERE grantee = coalesce((SELECT oid FROM pg_roles WHERE rolname = $1), 0)$count$;
-  command text;
   before integer;
   after integer;
 BEGIN
   EXECUTE counting INTO before USING role;
-  FOREACH command IN ARRAY commands LOOP
-    EXECUTE command;
-  END LOOP;
+  PERFORM idempotency.run_everywhere(commands);
   EXECUTE counting INTO after USING role;
   IF role = 'public' AND after > before THEN
     RAISE WARNING 'every role of the database may call functions of the extension'
@@ -1334,6 +1376,85 @@ BEGIN ATOMIC
   SELECT idempotency.change_privileges('REVOKE %s FROM %I', role, '{usage, admin}');
 END;
 COMMENT ON FUNCTION idempotency.revoke_usage(name) IS 'takes back what grant_usage and grant_admin gave; false: it had nothing of that; errors: as grant_usage()';
+
+----------------------------------------------------------------------------
+-- Citus
+----------------------------------------------------------------------------
+
+CREATE FUNCTION idempotency.at_home(
+  scope        text,
+  call         text,
+  arguments    text[],
+  default_wait integer,
+  lock_timeout integer,
+  read_only    boolean
+) RETURNS text[]
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_at_home';
+COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope';
+
+CREATE FUNCTION idempotency.spread_lock_scope(name text) RETURNS text
+LANGUAGE c STRICT IMMUTABLE AS 'MODULE_PATHNAME', 'idempotency_spread_lock_scope';
+COMMENT ON FUNCTION idempotency.spread_lock_scope(text) IS 'internal: the scope of a lock where the keys are distributed';
+
+CREATE FUNCTION idempotency.distribute_keys(colocate_with regclass) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
+    RAISE feature_not_supported USING MESSAGE = 'Citus is not in this database',
+      HINT = 'On one server there is nothing to distribute.';
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = 'idempotency.keys'::regclass) THEN
+    -- who is at work on a key has the table locked, in a lesser mode
+    LOCK TABLE idempotency.keys IN ACCESS EXCLUSIVE MODE;
+    UPDATE idempotency.keys SET scope = idempotency.spread_lock_scope(key) WHERE scope = 'idempotency.lock';
+    PERFORM create_distributed_table('idempotency.keys', 'scope', colocate_with => coalesce(colocate_with::text, 'none'));
+    PERFORM truncate_local_data_after_distributing_table('idempotency.keys');
+    PERFORM create_distributed_function(
+      'idempotency.at_home(text, text, text[], integer, integer, boolean)', 'scope',
+      colocate_with => 'idempotency.keys', force_delegation => true);
+  ELSIF colocate_with IS NOT NULL THEN
+    RAISE object_not_in_prerequisite_state USING MESSAGE = 'keys are distributed already',
+      HINT = 'Call distribute() without an argument to repeat the grants on every node.';
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.distribute_keys(regclass) IS 'internal: what distribute() does but for the grants';
+
+CREATE FUNCTION idempotency.grants() RETURNS SETOF text
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+  WITH objects (name, owner, acl) AS (
+    SELECT 'SCHEMA ' || oid::regnamespace, nspowner, nspacl FROM pg_namespace
+    WHERE oid = 'idempotency'::regnamespace
+    UNION ALL
+    SELECT 'ROUTINE ' || oid::regprocedure, proowner, proacl FROM pg_proc
+    WHERE pronamespace = 'idempotency'::regnamespace
+    UNION ALL
+    SELECT 'TABLE ' || oid::regclass, relowner, relacl FROM pg_class
+    WHERE relnamespace = 'idempotency'::regnamespace AND (relkind = 'v' OR relname IN ('transition_log', 'machines')))
+  SELECT format('GRANT %s ON %s TO %s%s', a.privilege_type, o.name,
+                CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END,
+                CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' END)
+  FROM objects o, aclexplode(o.acl) a
+  WHERE a.grantee <> o.owner
+$$;
+COMMENT ON FUNCTION idempotency.grants() IS 'internal: the privileges that there are on our objects, but for those of tables with secrets';
+
+-- A definer: the keys belong to the objects' owner.
+CREATE FUNCTION idempotency.distribute(
+  colocate_with regclass DEFAULT NULL
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+  SELECT idempotency.lock_privileges();
+  SELECT idempotency.distribute_keys(colocate_with);
+  SELECT idempotency.run_everywhere(ARRAY(SELECT idempotency.grants()));
+END;
+COMMENT ON FUNCTION idempotency.distribute(regclass) IS 'on the coordinator of a Citus cluster: distributes the keys by scope, with or without a table to be colocated with, and repeats the grants on every node, also those added since; errors: 0A000, 55000, Citus'' own';
 
 -- A function that does something costs more than any condition that stands
 -- beside it: so the planner asks the others first, and nothing is done for rows

@@ -54,6 +54,7 @@ extern int	ik_array_argument(FunctionCallInfo fcinfo, int argument,
 							  const char *name, Oid type, bool nulls_allowed,
 							  Datum **elements, bool **nulls);
 extern void ik_refuse_to_write(const char *function);
+extern text *ik_response_text(Oid type, Datum value);
 
 /* shared.c: shared memory; NULL where the server has none for us */
 #define IK_BACKEND_BYTES 5120	/* of one backend */

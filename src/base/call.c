@@ -13,6 +13,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/array.h"
+#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/typcache.h"
@@ -179,4 +180,23 @@ ik_refuse_to_write(const char *function)
 	if (IsInParallelMode())
 		PreventCommandIfParallelMode(function);
 	PreventCommandDuringRecovery(function);
+}
+
+/*
+ * A value as the text to be stored: json and jsonb as their text, a row as
+ * JSON, anything else by its output function.
+ */
+text *
+ik_response_text(Oid type, Datum value)
+{
+	Oid			base = getBaseType(type);
+	Oid			output;
+	bool		is_varlena;
+
+	if (base == TEXTOID || base == VARCHAROID)
+		return DatumGetTextPP(value);
+	if (type_is_rowtype(base))
+		return DatumGetTextPP(DirectFunctionCall1(row_to_json, value));
+	getTypeOutputInfo(type, &output, &is_varlena);
+	return cstring_to_text(OidOutputFunctionCall(output, value));
 }

@@ -74,15 +74,20 @@ idempotency_release(PG_FUNCTION_ARGS)
 	text	   *key;
 	const int64 *fence = ik_fence_argument(fcinfo, 2);
 	Claim	   *claim;
+	Datum		result;
 	bool		released = true;
 
 	ik_get_identity(fcinfo, &scope, &key);
 	claim = ik_find_claim(scope, key);
 	if (claim != NULL && fence == NULL)
 	{
+		if (claim->away)
+			(void) ik_send_home(fcinfo, scope, &result);
 		ik_hide_key(claim->lock_hash);
 		ik_settle_claim(claim);
 	}
+	else if (ik_send_home(fcinfo, scope, &result))
+		return result;
 	else
 		released = ik_release_lease(scope, key, fence,
 									"idempotency.release()");
@@ -103,8 +108,11 @@ idempotency_once(PG_FUNCTION_ARGS)
 	KeyStatus	status;
 	TimestampTz give_up;
 	RowAccess	row;
+	Datum		result;
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
+	if (ik_send_home(fcinfo, request.scope, &result))
+		return result;
 	request.ttl = ik_ttl_argument(fcinfo, 2);
 	give_up = ik_give_up_at(NULL);
 
@@ -161,6 +169,8 @@ idempotency_lookup(PG_FUNCTION_ARGS)
 
 	memset(nulls, true, sizeof(nulls));
 	ik_get_identity(fcinfo, &scope, &key);
+	if (ik_send_home(fcinfo, scope, &result))
+		return result;
 	ik_open_key(&row, scope, key, AccessShareLock);
 	claim = ik_find_claim(scope, key);
 	if (claim != NULL)
@@ -214,8 +224,11 @@ idempotency_forget(PG_FUNCTION_ARGS)
 	text	   *key;
 	RowAccess	row;
 	bool		finished = false;
+	Datum		result;
 
 	ik_get_identity(fcinfo, &scope, &key);
+	if (ik_send_home(fcinfo, scope, &result))
+		return result;
 	ik_refuse_to_write("idempotency.forget()");
 	ik_open_key(&row, scope, key, RowExclusiveLock);
 	ik_lock_key(&row);
@@ -245,6 +258,7 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 	int64		ttl;
 	Claim	   *claim;
 	TimestampTz expires_at;
+	Datum		result;
 
 	ik_get_identity(fcinfo, &scope, &key);
 	ik_refuse_to_write(outcome == KEY_COMPLETED ?
@@ -260,6 +274,8 @@ settle(FunctionCallInfo fcinfo, KeyStatus outcome)
 	claim = ik_find_claim(scope, key);
 	if (claim != NULL && fence == NULL)
 		expires_at = ik_complete_claim(claim, outcome, &answer, ttl);
+	else if (ik_send_home(fcinfo, scope, &result))
+		return result;
 	else
 		expires_at = ik_settle_lease(scope, key, outcome, &answer, fence, ttl);
 	ik_count(outcome == KEY_COMPLETED ? COUNT_COMPLETE : COUNT_FAIL, COUNT_DONE);

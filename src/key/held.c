@@ -135,7 +135,8 @@ ik_settle_claim(Claim *claim)
 	}
 	else
 	{
-		ik_unlock(claim->lock_hash);
+		if (!claim->away)
+			ik_unlock(claim->lock_hash);
 		remove_claim(claim);
 	}
 }
@@ -275,7 +276,8 @@ pass_to_parent(int level)
 		claim->settled = level - 1;
 		if (claim->settled == claim->level)
 		{
-			unlock_for_parent(claim->lock_hash);
+			if (!claim->away)
+				unlock_for_parent(claim->lock_hash);
 			remove_claim(claim);
 		}
 	}

@@ -65,6 +65,14 @@ static KeyStatus judge(RowAccess *row, const KeyRequest *request,
 					   KeyAnswer *answer);
 static void name_lock(RowAccess *row);
 static bool snapshot_shows_answer(RowAccess *row);
+static KeyStatus claim_away(const KeyRequest *request, KeyAnswer *answer);
+static TimestampTz complete_away(const Claim *claim, KeyStatus outcome,
+								 const KeyAnswer *answer, int64 ttl);
+static bool read_away(text *scope, text *key, KeyStatus *status,
+					  KeyAnswer *answer);
+static void read_texts(text **values, KeyAnswer *answer);
+static text *ttl_text(int64 ttl);
+static KeyStatus status_of(const text *name);
 static void *varlena_or_null(TupleTableSlot *slot, int col);
 
 /* The first two arguments, checked: not NULL, empty, too long or ours. */
@@ -129,6 +137,8 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer)
 
 	give_up = ik_give_up_at(request->wait);
 	memset(answer, 0, sizeof(KeyAnswer));
+	if (ik_is_away(request->scope))
+		return claim_away(request, answer);
 
 	/* the lock of the write to come, though a replay needs less */
 	ik_open_key(&row, request->scope, request->key, RowExclusiveLock);
@@ -152,6 +162,12 @@ ik_complete_claim(Claim *claim, KeyStatus outcome, const KeyAnswer *answer,
 	RowAccess	row;
 	TimestampTz expires_at;
 
+	if (claim->away)
+	{
+		expires_at = complete_away(claim, outcome, answer, ttl);
+		ik_settle_claim(claim);
+		return expires_at;
+	}
 	ik_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
 	row.lock_hash = claim->lock_hash;
 	row.locked = true;
@@ -179,6 +195,8 @@ ik_read_answer(text *scope, text *key, KeyStatus *status,
 	RowAccess	row;
 	bool		found;
 
+	if (ik_is_away(scope))
+		return read_away(scope, key, status, answer);
 	ik_open_key(&row, scope, key, AccessShareLock);
 	found = ik_read_row(&row);
 	if (found)
@@ -187,23 +205,105 @@ ik_read_answer(text *scope, text *key, KeyStatus *status,
 	return found && *status != KEY_CLAIMED;
 }
 
-/*
- * A value as the text to be stored: json and jsonb as their text, a row as
- * JSON, anything else by its output function.
- */
-text *
-ik_response_text(Oid type, Datum value)
+/* ik_claim_key(), where the home of the key is another node. */
+static KeyStatus
+claim_away(const KeyRequest *request, KeyAnswer *answer)
 {
-	Oid			base = getBaseType(type);
-	Oid			output;
-	bool		is_varlena;
+	text	   *arguments[6] = {request->scope, request->key};
+	text	  **values;
+	KeyStatus	status;
+	int			level = ik_plain_modes();
 
-	if (base == TEXTOID || base == VARCHAROID)
-		return DatumGetTextPP(value);
-	if (type_is_rowtype(base))
-		return DatumGetTextPP(DirectFunctionCall1(row_to_json, value));
-	getTypeOutputInfo(type, &output, &is_varlena);
-	return cstring_to_text(OidOutputFunctionCall(output, value));
+	if (request->request != NULL)
+		arguments[2] = ik_response_text(JSONBOID, JsonbPGetDatum(request->request));
+	arguments[3] = ttl_text(request->ttl);
+	if (request->wait != NULL)
+		arguments[4] = ik_response_text(INTERVALOID, IntervalPGetDatum(request->wait));
+	arguments[5] = request->fingerprint;
+	AtEOXact_GUC(true, level);
+
+	values = ik_send(request->scope,
+					 "idempotency.claim(pg_catalog.text,pg_catalog.text,pg_catalog.jsonb,"
+					 "interval,interval,pg_catalog.text)",
+					 arguments, lengthof(arguments), 3);
+	status = status_of(values[0]);
+	read_texts(values, answer);
+	if (status == KEY_CLAIMED)
+	{
+		/* so that COMMIT fails here, if it is not completed */
+		ik_add_claim(ik_lock_hash(request->scope, request->key),
+					 request->scope, request->key, NULL, 0, false);
+		ik_find_claim(request->scope, request->key)->away = true;
+	}
+	return status;
+}
+
+static TimestampTz
+complete_away(const Claim *claim, KeyStatus outcome, const KeyAnswer *answer,
+			  int64 ttl)
+{
+	text	   *arguments[6] = {claim->scope, claim->key, answer->response};
+	text	  **values;
+	TimestampTz expires_at;
+	int			level;
+
+	if (answer->meta != NULL)
+		arguments[3] = ik_response_text(JSONBOID, JsonbPGetDatum(answer->meta));
+	arguments[5] = ttl_text(ttl);
+	values = ik_send(claim->scope,
+					 outcome == KEY_COMPLETED ?
+					 "idempotency.complete(pg_catalog.text,pg_catalog.text,pg_catalog.text,"
+					 "pg_catalog.jsonb,bigint,interval)" :
+					 "idempotency.fail(pg_catalog.text,pg_catalog.text,pg_catalog.text,"
+					 "pg_catalog.jsonb,bigint,interval)",
+					 arguments, lengthof(arguments), 1);
+	level = ik_plain_modes();
+	expires_at = DatumGetTimestampTz(ik_from_text(TIMESTAMPTZOID, values[0]));
+	AtEOXact_GUC(true, level);
+	return expires_at;
+}
+
+static bool
+read_away(text *scope, text *key, KeyStatus *status, KeyAnswer *answer)
+{
+	text	   *arguments[2] = {scope, key};
+	text	  **values = ik_send(scope, "idempotency.lookup(pg_catalog.text,pg_catalog.text)",
+								 arguments, lengthof(arguments), 3);
+
+	if (values[0] == NULL)
+		return false;
+	*status = status_of(values[0]);
+	read_texts(values, answer);
+	return *status == KEY_COMPLETED || *status == KEY_FAILED;
+}
+
+/* the second and third column of a result */
+static void
+read_texts(text **values, KeyAnswer *answer)
+{
+	answer->response = values[1];
+	answer->meta = values[2] == NULL ? NULL :
+		DatumGetJsonbP(ik_from_text(JSONBOID, values[2]));
+}
+
+static text *
+ttl_text(int64 ttl)
+{
+	return ttl == 0 ? NULL :
+		cstring_to_text(psprintf(INT64_FORMAT " microseconds", ttl));
+}
+
+static KeyStatus
+status_of(const text *name)
+{
+	char	   *sought = text_to_cstring(name);
+
+	for (int status = KEY_CLAIMED; status <= KEY_RELEASED; status++)
+	{
+		if (strcmp(sought, ik_key_statuses[status]) == 0)
+			return status;
+	}
+	elog(ERROR, "unknown status \"%s\"", sought);
 }
 
 /*
@@ -276,8 +376,8 @@ ik_ttl_argument(FunctionCallInfo fcinfo, int argument)
 void
 ik_open_key(RowAccess *row, text *scope, text *key, LOCKMODE lockmode)
 {
-	ik_open_row(row, &ik_keys, PointerGetDatum(key), PointerGetDatum(scope),
-				0, lockmode);
+	ik_open_row(row, ik_keys_of(scope), PointerGetDatum(key),
+				PointerGetDatum(scope), 0, lockmode);
 }
 
 /* Take the key's lock and look, waiting for every rival. */
@@ -325,13 +425,19 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 		return status;
 	}
 
-	/* a backend that has only replayed lately looks before it locks */
-	if (replays >= LOOK_FIRST_AFTER && ik_look_at_row(row) == ROW_FOUND)
+	/*
+	 * A backend that has only replayed lately looks before it locks; so does
+	 * one that would have to hold a shard.
+	 */
+	if ((replays >= LOOK_FIRST_AFTER || row->table->shard != 0) &&
+		ik_look_at_row(row) == ROW_FOUND)
 	{
 		status = judge(row, request, answer);
 		if (status != KEY_CLAIMED)
 			return status;
 	}
+	if (!ik_hold_home(row, give_up))
+		return KEY_IN_PROGRESS;
 
 	name_lock(row);
 	for (;;)

@@ -34,6 +34,7 @@ typedef struct Claim
 	int64		ttl;			/* microseconds; 0: the setting's */
 	TimestampTz created_at;
 	bool		replaces;		/* an old row is there, to be overwritten */
+	bool		away;			/* another node has it, and the lock */
 	int			level;			/* nest level of the owning subtransaction */
 	int			settled;		/* nest level at which it was; 0: open */
 } Claim;
@@ -114,7 +115,6 @@ extern TimestampTz ik_complete_claim(Claim *claim, KeyStatus outcome,
 									 const KeyAnswer *answer, int64 ttl);
 extern bool ik_read_answer(text *scope, text *key,
 						   KeyStatus *status, KeyAnswer *answer);
-extern text *ik_response_text(Oid type, Datum value);
 
 extern void ik_get_request(FunctionCallInfo fcinfo, int request,
 						   int fingerprint, KeyRequest *result);

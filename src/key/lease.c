@@ -20,6 +20,7 @@
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -32,7 +33,10 @@ PG_FUNCTION_INFO_V1(idempotency_checkpoint);
 PG_FUNCTION_INFO_V1(idempotency_acquire_lock);
 PG_FUNCTION_INFO_V1(idempotency_renew_lock);
 PG_FUNCTION_INFO_V1(idempotency_release_lock);
+PG_FUNCTION_INFO_V1(idempotency_spread_lock_scope);
 
+static text *lock_scope(const text *name);
+static text *spread_lock_scope(const text *name);
 static KeyStatus take_lease(const KeyRequest *request, int64 lease,
 							KeyRow *granted, KeyAnswer *answer);
 static void grant_lease(RowAccess *row, const KeyRequest *request,
@@ -67,8 +71,11 @@ idempotency_lease(PG_FUNCTION_ARGS)
 	KeyStatus	status;
 	Datum		values[8];
 	bool		nulls[8] = {false};
+	Datum		result;
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
+	if (ik_send_home(fcinfo, request.scope, &result))
+		return result;
 	ik_get_request(fcinfo, 3, 6, &request);
 
 	status = take_lease(&request, lease_argument(fcinfo, 2),
@@ -100,8 +107,11 @@ idempotency_extend(PG_FUNCTION_ARGS)
 {
 	text	   *scope;
 	text	   *key;
+	Datum		result;
 
 	ik_get_identity(fcinfo, &scope, &key);
+	if (ik_send_home(fcinfo, scope, &result))
+		return result;
 	return extend_lease(fcinfo, scope, key, 2, COUNT_EXTEND,
 						"idempotency.extend()");
 }
@@ -117,8 +127,11 @@ idempotency_checkpoint(PG_FUNCTION_ARGS)
 	text	   *key;
 	RowAccess	row;
 	KeyRow		lease;
+	Datum		result;
 
 	ik_get_identity(fcinfo, &scope, &key);
+	if (ik_send_home(fcinfo, scope, &result))
+		return result;
 	if (PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -140,7 +153,7 @@ idempotency_checkpoint(PG_FUNCTION_ARGS)
 
 /*
  * acquire_lock(name, lease, wait): the fence, or NULL if somebody holds the
- * lock.  A lock is a lease on the key (idempotency.lock, name).
+ * lock.  A lock is a lease on the key (lock_scope(name), name).
  */
 Datum
 idempotency_acquire_lock(PG_FUNCTION_ARGS)
@@ -149,11 +162,14 @@ idempotency_acquire_lock(PG_FUNCTION_ARGS)
 	KeyAnswer	answer;
 	KeyRow		granted;
 	KeyStatus	status;
+	Datum		result;
 
-	request.scope = cstring_to_text(LOCK_SCOPE);
 	request.key = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
 	request.wait = PG_ARGISNULL(2) ? NULL : PG_GETARG_INTERVAL_P(2);
 	ik_check_key(request.key, "name");
+	request.scope = lock_scope(request.key);
+	if (ik_send_home(fcinfo, request.scope, &result))
+		return result;
 	status = take_lease(&request, lease_argument(fcinfo, 1),
 						&granted, &answer);
 	ik_count(COUNT_ACQUIRE_LOCK, status);
@@ -167,10 +183,15 @@ Datum
 idempotency_renew_lock(PG_FUNCTION_ARGS)
 {
 	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	text	   *scope;
+	Datum		result;
 
 	ik_check_key(name, "name");
-	return extend_lease(fcinfo, cstring_to_text(LOCK_SCOPE), name, 1,
-						COUNT_RENEW_LOCK, "idempotency.renew_lock()");
+	scope = lock_scope(name);
+	if (ik_send_home(fcinfo, scope, &result))
+		return result;
+	return extend_lease(fcinfo, scope, name, 1, COUNT_RENEW_LOCK,
+						"idempotency.renew_lock()");
 }
 
 /* release_lock(name, fence): as release(). */
@@ -178,14 +199,46 @@ Datum
 idempotency_release_lock(PG_FUNCTION_ARGS)
 {
 	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	text	   *scope;
 	bool		released;
+	Datum		result;
 
 	ik_check_key(name, "name");
-	released = ik_release_lease(cstring_to_text(LOCK_SCOPE), name,
+	scope = lock_scope(name);
+	if (ik_send_home(fcinfo, scope, &result))
+		return result;
+	released = ik_release_lease(scope, name,
 								ik_fence_argument(fcinfo, 1),
 								"idempotency.release_lock()");
 	ik_count(COUNT_RELEASE_LOCK, released ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(released);
+}
+
+/* spread_lock_scope(name): for distribute(), which has the locks move. */
+Datum
+idempotency_spread_lock_scope(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_TEXT_P(spread_lock_scope(PG_GETARG_TEXT_PP(0)));
+}
+
+/*
+ * The scope of a lock: one for all; where keys are distributed by scope, one of
+ * many, so that locks live on all nodes.
+ */
+static text *
+lock_scope(const text *name)
+{
+	return ik_is_distributed() ? spread_lock_scope(name) :
+		cstring_to_text(LOCK_SCOPE);
+}
+
+static text *
+spread_lock_scope(const text *name)
+{
+	uint32		hash = hash_bytes((const unsigned char *) VARDATA_ANY(name),
+								  VARSIZE_ANY_EXHDR(name));
+
+	return cstring_to_text(psprintf("%s.%02x", LOCK_SCOPE, hash & 0xff));
 }
 
 /*

@@ -68,6 +68,7 @@ idempotency_run(PG_FUNCTION_ARGS)
 	bool		replayed;
 	Datum		values[4];
 	bool		nulls[4] = {false};
+	Datum		result;
 
 	ik_get_identity(fcinfo, &request.scope, &request.key);
 	if (PG_ARGISNULL(2))
@@ -76,6 +77,10 @@ idempotency_run(PG_FUNCTION_ARGS)
 				 errmsg("function must not be null"),
 				 errhint("Name a function with one argument of type jsonb.")));
 	ik_get_request(fcinfo, 3, 7, &request);
+
+	/* the function goes where its tables are, if they are at the key's home */
+	if (ik_is_colocated() && ik_send_home(fcinfo, request.scope, &result))
+		return result;
 
 	status = ik_claim_key(&request, &answer);
 	replayed = status == KEY_COMPLETED || status == KEY_FAILED;

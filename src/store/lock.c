@@ -167,13 +167,24 @@ static bool
 acquire_until(const LOCKTAG *tag, LOCKMODE mode, TimestampTz give_up)
 {
 	Wanted		wanted = {tag, mode};
+
+	return ik_wait(give_up, acquire_wanted, &wanted);
+}
+
+/* The same for whatever waits for a lock. */
+bool
+ik_wait(TimestampTz give_up, void (*wait) (void *arg), void *arg)
+{
 	int			user_timeout = LockTimeout;
 	long		remaining;
 	bool		ours;
 	ErrorData  *error;
 
 	if (TIMESTAMP_IS_NOEND(give_up))
-		return acquire(tag, mode, false);
+	{
+		wait(arg);
+		return true;
+	}
 	if (TIMESTAMP_IS_NOBEGIN(give_up))
 		return false;
 	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), give_up);
@@ -183,7 +194,7 @@ acquire_until(const LOCKTAG *tag, LOCKMODE mode, TimestampTz give_up)
 
 	if (ours)
 		LockTimeout = (int) Min(remaining, INT_MAX);
-	error = ik_try(acquire_wanted, &wanted);
+	error = ik_try(wait, arg);
 	LockTimeout = user_timeout;
 
 	if (error != NULL &&

@@ -118,7 +118,7 @@ ik_look_at_row(RowAccess *row)
 bool
 ik_wait_for_row(RowAccess *row, TimestampTz give_up)
 {
-	bool		named = row->table == &ik_keys;
+	bool		named = row->table->by_scope;
 	bool		done;
 	ErrorContextCallback context = {
 		.previous = error_context_stack,
@@ -168,6 +168,7 @@ name_wait(void *arg)
 void
 ik_lock_row(RowAccess *row)
 {
+	(void) ik_hold_home(row, DT_NOEND);
 	while (ik_try_row(row) == ROW_RIVAL || !row->locked)
 		(void) ik_wait_for_row(row, DT_NOEND);
 }

@@ -13,6 +13,7 @@
 #include "access/genam.h"
 #include "executor/tuptable.h"
 #include "nodes/nodes.h"
+#include "nodes/pg_list.h"
 #include "storage/block.h"
 #include "storage/lockdefs.h"
 #include "utils/rel.h"
@@ -191,6 +192,8 @@ typedef struct OwnTable
 	int			nindexes;
 	RegProcedure equal[2];		/* equality of the primary key's columns */
 	bool		(*in_partial) (const Datum *values);	/* is the row in others? */
+	bool		by_scope;		/* may it be distributed by its scope? */
+	bool		by_node;		/* may each node have its own? */
 	bool		watched;		/* each change sends a relcache invalidation,
 								 * by a trigger of ours if SQL makes it */
 
@@ -200,6 +203,17 @@ typedef struct OwnTable
 	Oid			found[MAX_OWN_INDEXES]; /* as indexes */
 	bool		other_indexes;	/* has somebody added one? */
 	uint64		changes;		/* such invalidations */
+
+	/* how far purge has come, from call to call: only a hint */
+	struct
+	{
+		bool		started;
+		BlockNumber next;
+		BlockNumber left;		/* blocks still to be seen */
+	}			sweep;
+
+	int64		shard;			/* of Citus; 0: the table itself */
+	struct OwnTable *next;		/* shard that this backend knows of */
 } OwnTable;
 
 /* tables.c: whether our tables are as the install script made them */
@@ -213,6 +227,8 @@ extern OwnTable ik_used_tokens;
 extern OwnTable ik_token_generations;
 extern OwnTable ik_secrets;
 
+extern OwnTable *ik_keys_of(const text *scope);
+extern List *ik_tables_here(OwnTable *table);
 extern Relation ik_open_table(OwnTable *table, LOCKMODE lockmode);
 extern Oid	ik_own_index(OwnTable *table, int which);
 extern uint64 ik_table_changes(const OwnTable *table);
@@ -256,6 +272,23 @@ typedef struct RowAccess
 	uint64		lock_hash;
 	bool		locked;			/* do we hold the lock? */
 } RowAccess;
+
+/* citus.c: where keys live on a cluster, and how calls get there */
+extern void ik_watch_cluster(void (*changed) (void));
+extern void ik_check_place(const OwnTable *table);
+extern bool ik_is_alone(void);
+extern bool ik_is_distributed(void);
+extern bool ik_is_colocated(void);
+extern bool ik_is_away(const text *scope);
+extern int64 ik_home_shard(const text *scope);
+extern int64 *ik_shards_here(int *n);
+extern bool ik_hold_home(RowAccess *row, TimestampTz give_up);
+extern bool ik_send_home(FunctionCallInfo fcinfo, const text *scope,
+						 Datum *result);
+extern text **ik_send(const text *scope, const char *call, text **arguments,
+					  int narguments, int nresults);
+extern int	ik_plain_modes(void);
+extern Datum ik_from_text(Oid type, const text *value);
 
 /* row.c: one row, read and written without SQL */
 extern void ik_open_row(RowAccess *row, OwnTable *table,
@@ -305,6 +338,7 @@ extern bool ik_delete_found_row(OwnRows *rows, ItemPointer tid, bool wait);
 extern uint64 ik_lock_hash(const text *scope, const text *key);
 extern bool ik_try_lock(uint64 hash);
 extern void ik_unlock(uint64 hash);
+extern bool ik_wait(TimestampTz give_up, void (*wait) (void *arg), void *arg);
 extern bool ik_wait_for_lock(uint64 hash, TimestampTz give_up);
 extern bool ik_wait_for_xact(TransactionId xid, TimestampTz give_up);
 

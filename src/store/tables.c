@@ -20,12 +20,14 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "commands/extension.h"
 #include "commands/trigger.h"
 #include "nodes/nodeFuncs.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 
 PG_FUNCTION_INFO_V1(idempotency_table_changed);
 
@@ -42,7 +44,11 @@ static bool says_holds_its_key(Node *clause);
 static bool is_char_comparison(Node *clause, Oid function, int column, char value);
 static bool is_leased(const Datum *values);
 static bool holds_its_key(const Datum *values, const bool *nulls);
+static OwnTable *shard_of(const OwnTable *table, int64 shard);
+static Oid	find(const OwnTable *table);
 static void forget_verdict(Datum arg, Oid relid);
+static void forget_if_concerned(OwnTable *table, Oid relid);
+static void forget_verdicts(void);
 pg_noreturn static void not_as_made(OwnTable *table);
 
 static const OwnColumn keys_columns[] = {
@@ -73,7 +79,8 @@ OwnTable	ik_keys = {
 	.indexes = keys_indexes,
 	.nindexes = lengthof(keys_indexes),
 	.equal = {F_TEXTEQ, F_TEXTEQ},
-	.in_partial = is_leased
+	.in_partial = is_leased,
+	.by_scope = true
 };
 
 static const OwnColumn token_keys_columns[] = {
@@ -247,7 +254,8 @@ OwnTable	ik_secrets = {
 	.indexes = secrets_indexes,
 	.nindexes = lengthof(secrets_indexes),
 	.equal = {F_INT4EQ},
-	.watched = true
+	.watched = true,
+	.by_node = true
 };
 
 static OwnTable *const own_tables[] = {
@@ -262,6 +270,66 @@ static OwnTable *const own_tables[] = {
 	&ik_secrets
 };
 
+/* those shards of theirs that this backend has met */
+static OwnTable *shards = NULL;
+
+/* The table that the keys of a scope are in; 40001 if it is not here. */
+OwnTable *
+ik_keys_of(const text *scope)
+{
+	int64		shard = ik_home_shard(scope);
+
+	return shard == 0 ? &ik_keys : shard_of(&ik_keys, shard);
+}
+
+/*
+ * What there is of a table of ours on this node: itself, or its shards, or
+ * nothing if it is not in use here.
+ */
+List *
+ik_tables_here(OwnTable *table)
+{
+	List	   *tables = NIL;
+
+	if (table->by_scope && ik_is_distributed())
+	{
+		int			n;
+		int64	   *here = ik_shards_here(&n);
+
+		for (int i = 0; i < n; i++)
+			tables = lappend(tables, shard_of(table, here[i]));
+	}
+	else if (table->by_scope || ik_is_alone())
+		tables = list_make1(table);
+	return tables;
+}
+
+/* A shard, as Citus names it; it is looked at when it is opened. */
+static OwnTable *
+shard_of(const OwnTable *table, int64 shard)
+{
+	OwnTable   *own;
+	MemoryContext old;
+
+	for (own = shards; own != NULL; own = own->next)
+	{
+		if (own->shard == shard)
+			return own;
+	}
+	old = MemoryContextSwitchTo(TopMemoryContext);
+	own = palloc(sizeof(OwnTable));
+	*own = *table;
+	own->name = psprintf("%s_" INT64_FORMAT, table->name, shard);
+	own->valid = false;
+	own->relid = InvalidOid;
+	own->sweep.started = false;
+	own->shard = shard;
+	own->next = shards;
+	shards = own;
+	MemoryContextSwitchTo(old);
+	return own;
+}
+
 /* Open one of our tables, as the install script made it; 55000 if it is not. */
 Relation
 ik_open_table(OwnTable *table, LOCKMODE lockmode)
@@ -271,6 +339,7 @@ ik_open_table(OwnTable *table, LOCKMODE lockmode)
 	if (!callback_registered)
 	{
 		CacheRegisterRelcacheCallback(forget_verdict, (Datum) 0);
+		ik_watch_cluster(forget_verdicts);
 		callback_registered = true;
 	}
 
@@ -285,8 +354,7 @@ ik_open_table(OwnTable *table, LOCKMODE lockmode)
 
 	for (;;)
 	{
-		Relation	rel = try_relation_open(ik_own_relation(table->name),
-											lockmode);
+		Relation	rel = try_relation_open(find(table), lockmode);
 
 		if (rel != NULL)		/* else it has just been dropped */
 		{
@@ -294,6 +362,24 @@ ik_open_table(OwnTable *table, LOCKMODE lockmode)
 			return rel;
 		}
 	}
+}
+
+/*
+ * Citus makes the shards of our tables, as their owner; so they are not the
+ * extension's, but nobody else could have made them.
+ */
+static Oid
+find(const OwnTable *table)
+{
+	Oid			relid;
+
+	if (table->shard == 0)
+		return ik_own_relation(table->name);
+	relid = get_relname_relid(table->name,
+							  get_rel_namespace(ik_own_relation("keys")));
+	if (!OidIsValid(relid))
+		ik_check_place(table);
+	return relid;
 }
 
 /* An index of an open table that we read; 55000 if it is gone. */
@@ -367,12 +453,13 @@ examine(OwnTable *table, Relation rel)
 
 	table->relid = RelationGetRelid(rel);
 	changes = table->changes;
+	ik_check_place(table);
 	if (!is_plain(table, rel))
 		not_as_made(table);
 	examine_indexes(table, rel);
 	if (!OidIsValid(table->found[PRIMARY_KEY]))
 		not_as_made(table);
-	table->valid = table->changes == changes;
+	table->valid = table->changes == changes && !creating_extension;
 }
 
 static bool
@@ -578,18 +665,29 @@ static void
 forget_verdict(Datum arg, Oid relid)
 {
 	for (int i = 0; i < lengthof(own_tables); i++)
-	{
-		OwnTable   *table = own_tables[i];
-		bool		concerned = !OidIsValid(relid) || table->relid == relid;
+		forget_if_concerned(own_tables[i], relid);
+	for (OwnTable *shard = shards; shard != NULL; shard = shard->next)
+		forget_if_concerned(shard, relid);
+}
 
-		for (int n = 0; n < table->nindexes && !concerned; n++)
-			concerned = table->found[n] == relid;
-		if (concerned)
-		{
-			table->valid = false;
-			table->changes++;
-		}
+static void
+forget_if_concerned(OwnTable *table, Oid relid)
+{
+	bool		concerned = !OidIsValid(relid) || table->relid == relid;
+
+	for (int n = 0; n < table->nindexes && !concerned; n++)
+		concerned = table->found[n] == relid;
+	if (concerned)
+	{
+		table->valid = false;
+		table->changes++;
 	}
+}
+
+static void
+forget_verdicts(void)
+{
+	forget_verdict((Datum) 0, InvalidOid);
 }
 
 static void

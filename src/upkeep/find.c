@@ -184,8 +184,11 @@ idempotency_free_lease(PG_FUNCTION_ARGS)
 	text	   *key;
 	int64		fence;
 	bool		freed;
+	Datum		result;
 
 	ik_get_any_identity(fcinfo, &scope, &key);
+	if (ik_send_home(fcinfo, scope, &result))
+		return result;
 	if (PG_ARGISNULL(2) || PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -226,6 +229,11 @@ begin_pages(PageScan *pages, FunctionCallInfo fcinfo, int arg,
 				 errmsg("from_page must not be negative"),
 				 errhint("Begin with 0.")));
 
+	if (ik_is_distributed())
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("keys that are distributed cannot be searched page by page"),
+				 errhint("As the extension's owner, ask idempotency.keys in SQL; free keys one by one.")));
 	pages->rel = ik_open_table(&ik_keys, lockmode);
 	pages->blocks = RelationGetNumberOfBlocks(pages->rel);
 	pages->first = Min(first, pages->blocks);

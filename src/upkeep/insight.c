@@ -59,8 +59,11 @@ PG_FUNCTION_INFO_V1(idempotency_key_writers);
 PG_FUNCTION_INFO_V1(idempotency_leased_keys);
 PG_FUNCTION_INFO_V1(idempotency_leased_key);
 PG_FUNCTION_INFO_V1(idempotency_key_counts);
+PG_FUNCTION_INFO_V1(idempotency_key_tables);
 
 static CountBy count_by(const text *by);
+static void show_leases(OwnTable *table, ReturnSetInfo *rsinfo);
+static void show_counts(OwnTable *table, CountBy by, ReturnSetInfo *rsinfo);
 static void count_key(TupleTableSlot *slot, void *arg);
 
 /* lock_hash(scope, key): the name of the key's lock. */
@@ -115,18 +118,26 @@ Datum
 idempotency_leased_keys(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	Relation	rel;
+	ListCell   *lc;
+
+	InitMaterializedSRF(fcinfo, 0);
+	foreach(lc, ik_tables_here(&ik_keys))
+		show_leases(lfirst(lc), rsinfo);
+	return (Datum) 0;
+}
+
+static void
+show_leases(OwnTable *table, ReturnSetInfo *rsinfo)
+{
+	Relation	rel = ik_open_table(table, AccessShareLock);
 	Relation	index;
 	TupleTableSlot *slot;
 	Snapshot	snapshot;
 	SnapshotData not_dead;
 	IndexScanDesc scan;
 
-	InitMaterializedSRF(fcinfo, 0);
-	rel = ik_open_table(&ik_keys, AccessShareLock);
 	ik_check_rows(rsinfo->setDesc, rel);
-	index = index_open(ik_own_index(&ik_keys, KEYS_LEASED),
-					   AccessShareLock);
+	index = index_open(ik_own_index(table, KEYS_LEASED), AccessShareLock);
 	slot = table_slot_create(rel, NULL);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	InitNonVacuumableSnapshot(not_dead, GlobalVisTestFor(rel));
@@ -143,7 +154,6 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, AccessShareLock);
 	table_close(rel, AccessShareLock);
-	return (Datum) 0;
 }
 
 /* leased_key(scope, key): the row among them that is the key's, or none. */
@@ -173,7 +183,7 @@ idempotency_leased_key(PG_FUNCTION_ARGS)
 
 /*
  * key_counts(by): rows by status and by scope, by prefix or in total, and how
- * many of them have expired.
+ * many of them have expired, of each table of keys on this node.
  * A large table is sampled, block by block, and the counts are extrapolated:
  * then estimate is true.
  */
@@ -182,28 +192,36 @@ idempotency_key_counts(PG_FUNCTION_ARGS)
 {
 	static const Oid types[5] = {TEXTOID, CHAROID, INT8OID, INT8OID, BOOLOID};
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	CountBy		by = count_by(PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0));
+	ListCell   *lc;
+
+	InitMaterializedSRF(fcinfo, 0);
+	ik_check_columns(rsinfo->setDesc, lengthof(types), types);
+	foreach(lc, ik_tables_here(&ik_keys))
+		show_counts(lfirst(lc), by, rsinfo);
+	return (Datum) 0;
+}
+
+static void
+show_counts(OwnTable *table, CountBy by, ReturnSetInfo *rsinfo)
+{
 	HASHCTL		ctl = {
 		.keysize = offsetof(KeyCount, rows),
 		.entrysize = sizeof(KeyCount),
 		.hcxt = CurrentMemoryContext
 	};
 	KeyCounts	keys = {
-		.by = count_by(PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0)),
+		.by = by,
 		.counts = hash_create("idempotency key counts", 64, &ctl,
 							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT),
 		.now = GetCurrentTimestamp()
 	};
-	Relation	rel;
-	double		factor;
+	Relation	rel = ik_open_table(table, AccessShareLock);
+	double		factor = ik_sample(rel, count_key, &keys);
 	HASH_SEQ_STATUS seq;
 	KeyCount   *count;
 
-	InitMaterializedSRF(fcinfo, 0);
-	ik_check_columns(rsinfo->setDesc, lengthof(types), types);
-	rel = ik_open_table(&ik_keys, AccessShareLock);
-	factor = ik_sample(rel, count_key, &keys);
 	table_close(rel, AccessShareLock);
-
 	hash_seq_init(&seq, keys.counts);
 	while ((count = hash_seq_search(&seq)) != NULL)
 	{
@@ -214,12 +232,31 @@ idempotency_key_counts(PG_FUNCTION_ARGS)
 			Int64GetDatum(rint(count->expired * factor)),
 			BoolGetDatum(factor > 1)
 		};
-		bool		nulls[5] = {keys.by == BY_TOTAL};
+		bool		nulls[5] = {by == BY_TOTAL};
 
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	hash_destroy(keys.counts);
-	return (Datum) 0;
+}
+
+/* key_tables(): idempotency.keys, or what there is of it on this node. */
+Datum
+idempotency_key_tables(PG_FUNCTION_ARGS)
+{
+	List	   *tables = ik_tables_here(&ik_keys);
+	Datum	   *relids = palloc(list_length(tables) * sizeof(Datum) + 1);
+	int			n = 0;
+	ListCell   *lc;
+
+	foreach(lc, tables)
+	{
+		Relation	rel = ik_open_table(lfirst(lc), AccessShareLock);
+
+		relids[n++] = ObjectIdGetDatum(RelationGetRelid(rel));
+		table_close(rel, AccessShareLock);
+	}
+	PG_RETURN_ARRAYTYPE_P(construct_array(relids, n, OIDOID, sizeof(Oid),
+										  true, TYPALIGN_INT));
 }
 
 static CountBy

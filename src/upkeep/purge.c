@@ -40,11 +40,8 @@ static const Purgeable *const purgeables[] = {
 	&ik_purge_outbox_keys
 };
 
-StaticAssertDecl(lengthof(purgeables) == PURGEABLES,
-				 "PURGEABLES must count them");
-
-static int64 sweep_table(const Purgeable *what, int64 max,
-						 BlockNumber max_blocks, SweepPosition *position);
+static int64 sweep_table(const Purgeable *what, OwnTable *table, int64 max,
+						 BlockNumber max_blocks);
 static int64 sweep_blocks(const Purgeable *what, Relation rel,
 						  BlockNumber blocks, BlockNumber start,
 						  BlockNumber *count, int64 max);
@@ -56,14 +53,12 @@ static int64 sweep_blocks(const Purgeable *what, Relation rel,
 Datum
 idempotency_purge(PG_FUNCTION_ARGS)
 {
-	/* where the last call of this session ended: only a hint */
-	static Sweep sweep;
 	int32		max = ik_max_argument(fcinfo, 0);
 
 	ik_refuse_to_write("idempotency.purge()");
 
-	ik_begin_sweep(&sweep);
-	PG_RETURN_INT64(ik_sweep(&sweep, max, Max(max, CALL_BLOCKS)));
+	ik_begin_sweep();
+	PG_RETURN_INT64(ik_sweep(max, Max(max, CALL_BLOCKS)));
 }
 
 /*
@@ -71,10 +66,15 @@ idempotency_purge(PG_FUNCTION_ARGS)
  * from anywhere, so that calls that are cut short cover all of it in time.
  */
 void
-ik_begin_sweep(Sweep *sweep)
+ik_begin_sweep(void)
 {
-	for (int i = 0; i < PURGEABLES; i++)
-		sweep->positions[i].left = InvalidBlockNumber;
+	for (int i = 0; i < lengthof(purgeables); i++)
+	{
+		ListCell   *lc;
+
+		foreach(lc, ik_tables_here(purgeables[i]->table))
+			((OwnTable *) lfirst(lc))->sweep.left = InvalidBlockNumber;
+	}
 }
 
 /*
@@ -82,57 +82,72 @@ ik_begin_sweep(Sweep *sweep)
  * Says how many rows were removed.
  */
 int64
-ik_sweep(Sweep *sweep, int64 max, BlockNumber max_blocks)
+ik_sweep(int64 max, BlockNumber max_blocks)
 {
 	int64		removed = 0;
 
-	for (int i = 0; i < PURGEABLES && removed < max; i++)
+	for (int i = 0; i < lengthof(purgeables); i++)
 	{
-		int64		rows = sweep_table(purgeables[i], max - removed, max_blocks,
-									   &sweep->positions[i]);
+		ListCell   *lc;
 
-		ik_count_many(COUNT_PURGE, i, rows);
-		removed += rows;
+		foreach(lc, ik_tables_here(purgeables[i]->table))
+		{
+			int64		rows;
+
+			if (removed >= max)
+				return removed;
+			rows = sweep_table(purgeables[i], lfirst(lc), max - removed,
+							   max_blocks);
+			ik_count_many(COUNT_PURGE, i, rows);
+			removed += rows;
+		}
 	}
 	return removed;
 }
 
 /* Has a sweep gone all the way round? */
 bool
-ik_sweep_ended(const Sweep *sweep)
+ik_sweep_ended(void)
 {
-	for (int i = 0; i < PURGEABLES; i++)
-		if (sweep->positions[i].left > 0)
-			return false;
+	for (int i = 0; i < lengthof(purgeables); i++)
+	{
+		ListCell   *lc;
+
+		foreach(lc, ik_tables_here(purgeables[i]->table))
+		{
+			if (((OwnTable *) lfirst(lc))->sweep.left > 0)
+				return false;
+		}
+	}
 	return true;
 }
 
 /* Go on in one table, as its owner; says how many rows were removed. */
 static int64
-sweep_table(const Purgeable *what, int64 max, BlockNumber max_blocks,
-			SweepPosition *position)
+sweep_table(const Purgeable *what, OwnTable *table, int64 max,
+			BlockNumber max_blocks)
 {
-	Relation	rel = ik_open_table(what->table, RowExclusiveLock);
+	Relation	rel = ik_open_table(table, RowExclusiveLock);
 	BlockNumber blocks = RelationGetNumberOfBlocks(rel);
 	BlockNumber count;
 	int64		removed = 0;
 	SavedUser	caller;
 
 	ik_become_owner(rel, 0, &caller);
-	position->left = Min(position->left, blocks);
+	table->sweep.left = Min(table->sweep.left, blocks);
 	/* the first time, and where the table has shrunk, begin anywhere */
-	if (!position->started || position->next >= blocks)
+	if (!table->sweep.started || table->sweep.next >= blocks)
 	{
-		position->started = true;
-		position->next = blocks == 0 ? 0 :
+		table->sweep.started = true;
+		table->sweep.next = blocks == 0 ? 0 :
 			pg_prng_uint64_range(&pg_global_prng_state, 0, blocks - 1);
 	}
-	count = Min(position->left, max_blocks);
+	count = Min(table->sweep.left, max_blocks);
 	if (count > 0)
 	{
-		removed = sweep_blocks(what, rel, blocks, position->next, &count, max);
-		position->next = (position->next + count) % blocks;
-		position->left -= count;
+		removed = sweep_blocks(what, rel, blocks, table->sweep.next, &count, max);
+		table->sweep.next = (table->sweep.next + count) % blocks;
+		table->sweep.left -= count;
 		CommandCounterIncrement();
 	}
 	ik_become_caller(&caller);

@@ -13,20 +13,6 @@
 #include "token/token.h"
 
 /* purge.c: removing what has expired */
-#define PURGEABLES 5			/* kinds of rows that expire */
-
-typedef struct SweepPosition
-{
-	bool		started;
-	BlockNumber next;
-	BlockNumber left;			/* blocks still to be seen */
-} SweepPosition;
-
-typedef struct Sweep
-{
-	SweepPosition positions[PURGEABLES];
-} Sweep;
-
 /*
  * A call of an operator's looks at this many pages of a table, or at max if
  * that is more: 32 MB in which there is nothing take below a second.
@@ -35,9 +21,9 @@ typedef struct Sweep
 
 extern bool ik_remove_row(const Purgeable *what, Relation rel,
 						  TupleTableSlot *slot, uint64 hash);
-extern void ik_begin_sweep(Sweep *sweep);
-extern int64 ik_sweep(Sweep *sweep, int64 max, BlockNumber max_blocks);
-extern bool ik_sweep_ended(const Sweep *sweep);
+extern void ik_begin_sweep(void);
+extern int64 ik_sweep(int64 max, BlockNumber max_blocks);
+extern bool ik_sweep_ended(void);
 
 /* worker.c: purging by itself */
 extern void ik_register_launcher(void);

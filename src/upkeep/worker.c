@@ -175,11 +175,10 @@ idempotency_worker_main(Datum arg)
 static void
 sweep_database(void)
 {
-	Sweep		sweep = {0};
+	bool		ended = false;
 	bool		wanted = false;
 
-	ik_begin_sweep(&sweep);
-	while (!ik_sweep_ended(&sweep) && !(wanted = database_is_wanted()))
+	while (!ended && !(wanted = database_is_wanted()))
 	{
 		bool		installed;
 
@@ -190,9 +189,15 @@ sweep_database(void)
 		pgstat_report_activity(STATE_RUNNING, "purging expired keys");
 		installed = OidIsValid(get_extension_oid("idempotency", true));
 		if (installed && !begun)
+		{
 			begin_report();
+			ik_begin_sweep();
+		}
 		if (installed)
-			current.rows += ik_sweep(&sweep, BATCH_ROWS, BATCH_BLOCKS);
+		{
+			current.rows += ik_sweep(BATCH_ROWS, BATCH_BLOCKS);
+			ended = ik_sweep_ended();
+		}
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		pgstat_report_stat(true);

@@ -9,10 +9,10 @@ FROM pg_proc p,
 WHERE p.pronamespace = 'idempotency'::regnamespace
   AND (obj_description(p.oid) IS NULL OR length(obj_description(p.oid)) > 270
        OR obj_description(p.oid) !~ CASE
-            WHEN p.prorettype = 'trigger'::regtype THEN '^internal: '
+            WHEN p.prorettype = 'trigger'::regtype OR p.proname = 'at_home' THEN '^internal: '
             WHEN app THEN '^(?!internal|admin)'
             WHEN admin THEN '^(admin|internal): '
-            WHEN p.proname ~ '^(grant|revoke)_(usage|admin|owner)$' THEN '^(?!internal|admin)'
+            WHEN p.proname ~ '^((grant|revoke)_(usage|admin|owner)|distribute)$' THEN '^(?!internal|admin)'
             ELSE '^internal: '
           END);
 CREATE ROLE regress_hint;

@@ -1,0 +1,1116 @@
+/*-------------------------------------------------------------------------
+ *
+ * citus.c
+ *		Where a key lives, if Citus spreads the database over nodes.
+ *
+ * Our tables are read and written past the executor, in this server's heap.
+ * With Citus each node has such a heap of its own, and one key would be
+ * granted once per node.  So where there are more nodes, a table of ours is
+ * refused (55000), unless it is the keys, and they are distributed by scope
+ * (idempotency.distribute()).
+ *
+ * Then a key has a HOME: the shard of its scope, an ordinary heap on one node.
+ * There everything is done as on a single server, in that heap.  On another
+ * node the call is AWAY, and is sent home: as a call of at_home(), which Citus
+ * carries to the node of its first argument, inside the transaction.
+ *
+ * Until the end of the transaction, a call that claims or writes HOLDS its
+ * shard: moves and splits wait for it, as they wait for a statement of a user.
+ *
+ * Citus does not know what we write.  If it is to commit at another node too,
+ * it has to commit in two phases, or that node would commit first, and what is
+ * written here could still be lost.  So before the COMMIT we have it do, in
+ * SQL, an update of the keys that changes nothing.
+ *
+ * All else that is asked of Citus is read from its catalogs, which are local
+ * tables in pg_catalog, by their names; the library needs nothing of Citus to
+ * load.  What ends the knowledge: Citus invalidates the relcache entries of
+ * its tables when nodes and shards change; and where it is not there, the first
+ * change to the entry of pg_class that would name its table of nodes.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "store/store.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "common/hashfn.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "nodes/primnodes.h"
+#include "parser/parse_func.h"
+#include "storage/proc.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/regproc.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+#include "utils/typcache.h"
+
+/* Citus' catalogs */
+#define NODES "pg_dist_node"
+#define LOCAL_GROUP "pg_dist_local_group"
+#define TABLES "pg_dist_partition"
+#define SHARDS "pg_dist_shard"
+#define PLACEMENTS "pg_dist_placement"
+
+/* how Citus' own sessions are called */
+#define INTERNAL "citus_internal gpid="
+
+/* how the keys are stored */
+typedef enum KeysShape
+{
+	SHAPE_LOCAL,				/* as the install script made them */
+	SHAPE_DISTRIBUTED,			/* distributed by scope */
+	SHAPE_OTHER					/* in another way */
+} KeysShape;
+
+/* the home of the scopes whose hashes lie in a range */
+typedef struct Home
+{
+	int32		first;
+	int32		last;
+	int64		shard;
+	int32		group;			/* of nodes: one, and its replicas */
+} Home;
+
+/* what this backend knows of the cluster, until an invalidation */
+static struct
+{
+	bool		known;
+	bool		stale;			/* has something changed since we began to
+								 * read it? */
+	bool		other_nodes;	/* are there any? */
+	KeysShape	shape;
+	bool		colocated;		/* are there tables like the keys? */
+	int32		here;			/* our group */
+	int			nhomes;
+	Home	   *homes;			/* in the order of their ranges */
+	Oid			relids[3];		/* whose invalidation ends this */
+	MemoryContext context;		/* of homes */
+	void		(*changed) (void);	/* to be told when it ends */
+} cluster;
+
+/* is a call of this backend on its way to another node? */
+static bool sending = false;
+
+/* is a call being made that another node has sent here? */
+static bool serving = false;
+
+/* what this transaction has done, for its end */
+static struct
+{
+	bool		watched;		/* shall we be told of it? */
+	bool		sent;			/* a call to another node */
+	int32		sent_to;
+	OwnTable   *held;			/* a shard here; NULL: none */
+	char		scope[257];		/* of it */
+	bool		told;			/* does Citus know that we write? */
+} current;
+
+PG_FUNCTION_INFO_V1(idempotency_at_home);
+
+static void learn(void);
+static void learn_nodes(void);
+static void learn_shape(void);
+static void learn_homes(Oid keys);
+static bool placement(Oid placements, int64 shard, int32 *group);
+static int	compare_homes(const void *a, const void *b);
+static Home *home_of(const text *scope);
+pg_noreturn static void lost_home(void);
+static void hold(void *arg);
+static void refuse_setting(const char *name);
+static void watch_transaction(void);
+static void at_xact_end(XactEvent event, void *arg);
+static bool coordinates(void);
+static void commit_in_two_phases(void);
+static void find_scope(char *scope, int size);
+static void touch(const char *scope);
+static char *signature(FmgrInfo *flinfo, Oid **types);
+static Datum result_from_texts(FunctionCallInfo fcinfo, text **values);
+static ArrayType *result_to_texts(Oid type, Datum result);
+static ArrayType *to_array(text **values, int n);
+static text **from_array(ArrayType *array, int *n);
+static Oid	catalog(const char *name);
+static Datum column_of(Relation rel, HeapTuple tuple, const char *name);
+static void forget_relation(Datum arg, Oid relid);
+static void forget_name(Datum arg, int cacheid, uint32 hash);
+static void forget(void);
+
+/*
+ * Have a function called whenever something may have changed for our tables.
+ * It is called while invalidations are taken in: it marks, and does no more.
+ */
+void
+ik_watch_cluster(void (*changed) (void))
+{
+	cluster.changed = changed;
+}
+
+/*
+ * May the rows of this table be used here?  Error: 55000 or 0A000 where other
+ * nodes have rows of their own.  While the extension is being made they may:
+ * the script writes some, and every node runs it.
+ */
+void
+ik_check_place(const OwnTable *table)
+{
+	if (creating_extension || table->by_node)
+		return;
+	learn();
+	if (!table->by_scope)
+	{
+		if (cluster.other_nodes)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("tokens and the outbox are not supported in a database with more nodes"),
+					 errdetail("Each node of the Citus cluster would have its own."),
+					 errhint("Keep them in a database on one server.")));
+		return;
+	}
+	switch (cluster.shape)
+	{
+		case SHAPE_LOCAL:
+			if (cluster.other_nodes)
+				ereport(ERROR,
+						(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						 errmsg("keys are not distributed, and the database has more nodes"),
+						 errdetail("Each node of the Citus cluster would grant the same key."),
+						 errhint("Call SELECT idempotency.distribute() on the coordinator.")));
+			if (table->shard != 0)
+				lost_home();
+			return;
+		case SHAPE_OTHER:
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("table idempotency.keys is not distributed as the extension distributes it"),
+					 errhint("Create the extension again, and call SELECT idempotency.distribute() on the coordinator.")));
+			break;
+		case SHAPE_DISTRIBUTED:
+			for (int i = 0; i < cluster.nhomes; i++)
+			{
+				if (cluster.homes[i].shard == table->shard &&
+				cluster.homes[i].group == cluster.here)
+					return;
+			}
+			/* a shard that has moved, or a table just distributed */
+			lost_home();
+	}
+}
+
+/* Are the keys distributed? */
+bool
+ik_is_distributed(void)
+{
+	learn();
+	return cluster.shape == SHAPE_DISTRIBUTED;
+}
+
+/* Are there tables like the keys, which a function called by run() may use? */
+bool
+ik_is_colocated(void)
+{
+	return ik_is_distributed() && cluster.colocated;
+}
+
+/* Are there nodes that have no part in this table of ours? */
+bool
+ik_is_alone(void)
+{
+	learn();
+	return !cluster.other_nodes;
+}
+
+/*
+ * The shard that the keys of a scope are in; 0: they are not distributed.
+ * Error: 40001 if it is not here.
+ */
+int64
+ik_home_shard(const text *scope)
+{
+	Home	   *home = home_of(scope);
+
+	if (home == NULL)
+		return 0;
+	if (home->group != cluster.here)
+		lost_home();
+	return home->shard;
+}
+
+/* The shards on this node; *n of them. */
+int64 *
+ik_shards_here(int *n)
+{
+	int64	   *shards;
+
+	learn();
+	shards = palloc(cluster.nhomes * sizeof(int64) + 1);
+	*n = 0;
+	for (int i = 0; i < cluster.nhomes; i++)
+	{
+		if (cluster.homes[i].group == cluster.here)
+			shards[(*n)++] = cluster.homes[i].shard;
+	}
+	return shards;
+}
+
+/* Is the home of this scope on another node? */
+bool
+ik_is_away(const text *scope)
+{
+	Home	   *home = home_of(scope);
+
+	return home != NULL && home->group != cluster.here;
+}
+
+/*
+ * Hold the home of an open row until the end of the (sub)transaction, waiting
+ * for a move until give_up, or shortly; false: the time ran out.  Errors: 40001
+ * if the home has moved away, 0A000 if Citus would write elsewhere than here.
+ * The row's second key column is its scope.
+ */
+bool
+ik_hold_home(RowAccess *row, TimestampTz give_up)
+{
+	static LocalTransactionId transaction = InvalidLocalTransactionId;
+	static SubTransactionId subtransaction;
+	static int64 shard;
+
+	if (row->table->shard == 0)
+		return true;
+	if (shard == row->table->shard && transaction == compat_my_lxid &&
+		subtransaction == GetCurrentSubTransactionId())
+		return true;
+
+	if (TIMESTAMP_IS_NOBEGIN(give_up))
+		give_up = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), 1);
+	watch_transaction();
+	if (!ik_wait(give_up, hold, row))
+		return false;
+
+	current.held = row->table;
+	text_to_cstring_buffer(DatumGetTextPP(row->key[1]), current.scope,
+						   sizeof(current.scope));
+	transaction = compat_my_lxid;
+	subtransaction = GetCurrentSubTransactionId();
+	shard = row->table->shard;
+	return true;
+}
+
+/*
+ * If the home of the scope is on another node, make the call there; false: it
+ * is here.
+ */
+bool
+ik_send_home(FunctionCallInfo fcinfo, const text *scope, Datum *result)
+{
+	text	   *arguments[FUNC_MAX_ARGS];
+	Oid		   *types;
+	char	   *call;
+	int			level;
+
+	if (!ik_is_away(scope))
+		return false;
+
+	/* a value of any type is text as this session writes it */
+	call = signature(fcinfo->flinfo, &types);
+	for (int i = 0; i < PG_NARGS(); i++)
+	{
+		arguments[i] = NULL;
+		if (types[i] == ANYELEMENTOID && !PG_ARGISNULL(i))
+			arguments[i] = ik_response_text(ik_argument_type(fcinfo, i),
+											PG_GETARG_DATUM(i));
+	}
+	level = ik_plain_modes();
+	for (int i = 0; i < PG_NARGS(); i++)
+	{
+		if (types[i] != ANYELEMENTOID && !PG_ARGISNULL(i))
+			arguments[i] = ik_response_text(types[i], PG_GETARG_DATUM(i));
+	}
+	AtEOXact_GUC(true, level);
+	*result = result_from_texts(fcinfo,
+								ik_send(scope, call, arguments, PG_NARGS(), 0));
+	return true;
+}
+
+/*
+ * at_home(scope, call, arguments, default_wait, lock_timeout, read_only): the
+ * call that another node sends to this one, with its settings.  The caller may
+ * call what he may call without this.  The result's columns as text.
+ */
+Datum
+idempotency_at_home(PG_FUNCTION_ARGS)
+{
+	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
+	FmgrInfo	flinfo;
+	Oid			function;
+	Oid		   *types;
+	text	  **arguments;
+	int			narguments;
+	int			level;
+	Datum		result;
+	ArrayType  *array;
+	char		number[16];
+	bool		was_read_only = XactReadOnly;
+	bool		was_serving = serving;
+
+	for (int i = 0; i < PG_NARGS(); i++)
+	{
+		if (PG_ARGISNULL(i))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("arguments must not be null")));
+	}
+	if (ik_is_away(PG_GETARG_TEXT_PP(0)))
+	{
+		if (!sending)
+			lost_home();
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("key belongs to another node, and the call cannot be sent there from here"),
+				 errdetail("It is made on a worker, inside a statement or function that another node has sent there."),
+				 errhint("Make the call in a statement of its own, or with the scope of the rows that the statement is about.")));
+	}
+
+	function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
+													CStringGetDatum(text_to_cstring(PG_GETARG_TEXT_PP(1)))));
+	arguments = from_array(PG_GETARG_ARRAYTYPE_P(2), &narguments);
+	if (!OidIsValid(function) ||
+		get_func_namespace(function) != get_rel_namespace(ik_own_relation("keys")) ||
+		get_func_prokind(function) != PROKIND_FUNCTION ||
+		get_func_retset(function))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("not a call that is sent home: %s",
+						text_to_cstring(PG_GETARG_TEXT_PP(1)))));
+	if (object_aclcheck(ProcedureRelationId, function, GetUserId(),
+						ACL_EXECUTE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION,
+					   get_func_name(function));
+
+	check_stack_depth();
+	fmgr_info(function, &flinfo);
+	(void) signature(&flinfo, &types);
+	if (flinfo.fn_nargs != narguments)
+		elog(ERROR, "call with %d arguments for %d", narguments,
+			 flinfo.fn_nargs);
+	InitFunctionCallInfoData(*call, &flinfo, narguments, InvalidOid, NULL, NULL);
+	level = ik_plain_modes();
+	for (int i = 0; i < narguments; i++)
+	{
+		call->args[i].isnull = arguments[i] == NULL;
+		call->args[i].value = arguments[i] == NULL ? (Datum) 0 :
+			ik_from_text(types[i], arguments[i]);
+		if (call->args[i].isnull && flinfo.fn_strict)
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("arguments must not be null")));
+	}
+	AtEOXact_GUC(true, level);
+
+	level = NewGUCNestLevel();
+	snprintf(number, sizeof(number), "%d", PG_GETARG_INT32(3));
+	(void) set_config_option("idempotency.default_wait", number, PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	snprintf(number, sizeof(number), "%d", PG_GETARG_INT32(4));
+	(void) set_config_option("lock_timeout", number, PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	/* after an error, the end of the (sub)transaction sets it back */
+	XactReadOnly |= PG_GETARG_BOOL(5);
+	PG_TRY();
+	{
+		serving = true;
+		result = FunctionCallInvoke(call);
+	}
+	PG_FINALLY();
+	{
+		serving = was_serving;
+	}
+	PG_END_TRY();
+	XactReadOnly = was_read_only;
+	AtEOXact_GUC(true, level);
+
+	level = ik_plain_modes();
+	if (call->isnull)
+	{
+		text	   *null = NULL;
+
+		array = to_array(&null, 1);
+	}
+	else
+		array = result_to_texts(get_func_rettype(function), result);
+	AtEOXact_GUC(true, level);
+	PG_RETURN_ARRAYTYPE_P(array);
+}
+
+static void
+learn(void)
+{
+	if (cluster.context == NULL)
+	{
+		cluster.context = AllocSetContextCreate(TopMemoryContext,
+												"idempotency homes",
+												ALLOCSET_SMALL_SIZES);
+		CacheRegisterRelcacheCallback(forget_relation, (Datum) 0);
+		CacheRegisterSyscacheCallback(RELNAMENSP, forget_name,
+									  UInt32GetDatum(GetSysCacheHashValue2(RELNAMENSP, CStringGetDatum(NODES),
+																		   ObjectIdGetDatum(PG_CATALOG_NAMESPACE))));
+	}
+	while (!cluster.known)
+	{
+		/* what comes in meanwhile sets this again */
+		cluster.stale = false;
+		cluster.other_nodes = false;
+		cluster.shape = SHAPE_LOCAL;
+		cluster.nhomes = 0;
+		learn_nodes();
+		if (OidIsValid(cluster.relids[0]))
+			learn_shape();
+		cluster.known = !cluster.stale;
+	}
+}
+
+/*
+ * Which node is this, and are there others?  A worker knows its number even if
+ * it has no copy of the list of nodes.
+ */
+static void
+learn_nodes(void)
+{
+	Relation	rel;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	cluster.relids[0] = catalog(NODES);
+	cluster.relids[1] = catalog(LOCAL_GROUP);
+	cluster.relids[2] = InvalidOid;
+	if (!OidIsValid(cluster.relids[0]))
+		return;
+
+	cluster.here = 0;
+	rel = table_open(cluster.relids[1], AccessShareLock);
+	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	if (HeapTupleIsValid(tuple = systable_getnext(scan)))
+		cluster.here = DatumGetInt32(column_of(rel, tuple, "groupid"));
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+
+	cluster.other_nodes = cluster.here != 0;
+	rel = table_open(cluster.relids[0], AccessShareLock);
+	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	while (!cluster.other_nodes &&
+		   HeapTupleIsValid(tuple = systable_getnext(scan)))
+		cluster.other_nodes = DatumGetInt32(column_of(rel, tuple, "groupid")) != cluster.here;
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+}
+
+/* How are the keys stored, and are there tables like them? */
+static void
+learn_shape(void)
+{
+	Oid			keys = ik_own_relation("keys");
+	Relation	rel = table_open(catalog(TABLES), AccessShareLock);
+	int32		colocation = 0;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	cluster.relids[2] = keys;
+	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		if (DatumGetObjectId(column_of(rel, tuple, "logicalrelid")) == keys)
+		{
+			cluster.shape = SHAPE_OTHER;
+			if (DatumGetChar(column_of(rel, tuple, "partmethod")) == 'h')
+			{
+				Var		   *column = stringToNode(TextDatumGetCString(column_of(rel, tuple, "partkey")));
+
+				if (IsA(column, Var) && column->varattno == KEYS_SCOPE + 1)
+					cluster.shape = SHAPE_DISTRIBUTED;
+			}
+			colocation = DatumGetInt32(column_of(rel, tuple, "colocationid"));
+			break;
+		}
+	}
+	systable_endscan(scan);
+
+	cluster.colocated = false;
+	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	while (colocation != 0 && HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		if (DatumGetInt32(column_of(rel, tuple, "colocationid")) == colocation &&
+			DatumGetObjectId(column_of(rel, tuple, "logicalrelid")) != keys)
+			cluster.colocated = true;
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+
+	if (cluster.shape == SHAPE_DISTRIBUTED)
+		learn_homes(keys);
+}
+
+/* Which shards are there, and where? */
+static void
+learn_homes(Oid keys)
+{
+	Oid			placements = catalog(PLACEMENTS);
+	Relation	rel = table_open(catalog(SHARDS), AccessShareLock);
+	int			size = 32;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	MemoryContextReset(cluster.context);
+	cluster.homes = MemoryContextAlloc(cluster.context, size * sizeof(Home));
+	ScanKeyInit(&key, get_attnum(RelationGetRelid(rel), "logicalrelid"),
+				BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(keys));
+	scan = systable_beginscan(rel, catalog(SHARDS "_logical_relid_index"),
+							  OidIsValid(catalog(SHARDS "_logical_relid_index")),
+							  NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Home	   *home;
+
+		if (cluster.nhomes == size)
+		{
+			size *= 2;
+			cluster.homes = repalloc(cluster.homes, size * sizeof(Home));
+		}
+		home = &cluster.homes[cluster.nhomes++];
+		home->shard = DatumGetInt64(column_of(rel, tuple, "shardid"));
+		home->first = pg_strtoint32(TextDatumGetCString(column_of(rel, tuple, "shardminvalue")));
+		home->last = pg_strtoint32(TextDatumGetCString(column_of(rel, tuple, "shardmaxvalue")));
+		if (!placement(placements, home->shard, &home->group))
+			cluster.shape = SHAPE_OTHER;	/* replicated by statements */
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	qsort(cluster.homes, cluster.nhomes, sizeof(Home), compare_homes);
+}
+
+/* The node of a shard; false: there is not exactly one. */
+static bool
+placement(Oid placements, int64 shard, int32 *group)
+{
+	Oid			index = catalog(PLACEMENTS "_shardid_index");
+	Relation	rel = table_open(placements, AccessShareLock);
+	int			n = 0;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, get_attnum(placements, "shardid"),
+				BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(shard));
+	scan = systable_beginscan(rel, index, OidIsValid(index), NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		/* 4: to be dropped */
+		if (DatumGetInt32(column_of(rel, tuple, "shardstate")) == 4)
+			continue;
+		*group = DatumGetInt32(column_of(rel, tuple, "groupid"));
+		n++;
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return n == 1;
+}
+
+static int
+compare_homes(const void *a, const void *b)
+{
+	int32		first = ((const Home *) a)->first;
+	int32		other = ((const Home *) b)->first;
+
+	return first < other ? -1 : first > other;
+}
+
+/* The home of a scope; NULL where the keys are not distributed. */
+static Home *
+home_of(const text *scope)
+{
+	int32		hash;
+	int			low = 0;
+	int			high;
+
+	learn();
+	if (cluster.shape != SHAPE_DISTRIBUTED)
+		return NULL;
+
+	/* Citus hashes with the function of the type's operator class */
+	hash = DatumGetInt32(DirectFunctionCall1Coll(hashtext, C_COLLATION_OID,
+												 PointerGetDatum(scope)));
+	high = cluster.nhomes - 1;
+	while (low < high)
+	{
+		int			middle = (low + high + 1) / 2;
+
+		if (cluster.homes[middle].first <= hash)
+			low = middle;
+		else
+			high = middle - 1;
+	}
+	if (low > high || hash < cluster.homes[low].first ||
+		hash > cluster.homes[low].last)
+		elog(ERROR, "no shard of idempotency.keys for hash %d", hash);
+	return &cluster.homes[low];
+}
+
+static void
+lost_home(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access due to a concurrent move of the key to another node"),
+			 errhint("The transaction might succeed if retried.")));
+}
+
+/*
+ * The lock that a move of the shard waits for.  While we waited for it the
+ * shard may have moved.
+ */
+static void
+hold(void *arg)
+{
+	RowAccess  *row = arg;
+	Oid			types[2] = {INT4OID, INT8ARRAYOID};
+	Oid			function = LookupFuncName(list_make2(makeString("pg_catalog"),
+													 makeString("lock_shard_metadata")),
+										  2, types, false);
+	Datum		shard = Int64GetDatum(row->table->shard);
+	SavedUser	caller;
+
+	refuse_setting("citus.enable_local_execution");
+	ik_become_owner(row->rel, SECURITY_LOCAL_USERID_CHANGE, &caller);
+	OidFunctionCall2(function, Int32GetDatum(ShareLock),
+					 PointerGetDatum(construct_array(&shard, 1, INT8OID, sizeof(int64),
+													 FLOAT8PASSBYVAL, TYPALIGN_DOUBLE)));
+	AcceptInvalidationMessages();
+	ik_check_place(row->table);
+
+	/* a part of a query on shards commits by itself: Citus refuses this there */
+	if (!serving && strncmp(application_name, INTERNAL, strlen(INTERNAL)) == 0)
+	{
+		SPI_connect();
+		touch(TextDatumGetCString(row->key[1]));
+		SPI_finish();
+		current.told = true;
+	}
+	ik_become_caller(&caller);
+}
+
+/*
+ * Send a call to the home of its scope, on another node, and return the columns
+ * of its result; nresults is how many the caller relies on, or 0.
+ */
+text	  **
+ik_send(const text *scope, const char *call, text **arguments, int narguments,
+		int nresults)
+{
+	static SPIPlanPtr plan = NULL;
+	bool		was_sending = sending;
+	MemoryContext context = CurrentMemoryContext;
+	MemoryContext old;
+	Datum		values[6] = {
+		PointerGetDatum(scope),
+		CStringGetTextDatum(call),
+		PointerGetDatum(to_array(arguments, narguments)),
+		Int32GetDatum(ik_default_wait),
+		Int32GetDatum(LockTimeout),
+		BoolGetDatum(XactReadOnly)
+	};
+	bool		isnull;
+	Datum		result;
+	text	  **texts;
+	int			n;
+
+	/* nothing that is sent away can be known to be a mere look */
+	PreventCommandDuringRecovery(call);
+	if (IsInParallelMode())
+		PreventCommandIfParallelMode(call);
+	refuse_setting("citus.function_opens_transaction_block");
+	watch_transaction();
+	current.sent = true;
+	current.sent_to = home_of(scope)->group;
+
+	SPI_connect();
+	if (plan == NULL)
+	{
+		Oid			types[6] = {TEXTOID, TEXTOID, TEXTARRAYOID, INT4OID, INT4OID, BOOLOID};
+		SPIPlanPtr	new_plan = SPI_prepare("SELECT result FROM idempotency.at_home($1, $2, $3, $4, $5, $6) AS result",
+										   6, types);
+
+		if (new_plan == NULL)
+			elog(ERROR, "SPI_prepare failed: %s",
+				 SPI_result_code_string(SPI_result));
+		SPI_keepplan(new_plan);
+		plan = new_plan;
+	}
+	PG_TRY();
+	{
+		sending = true;
+		if (SPI_execute_plan(plan, values, NULL, false, 0) != SPI_OK_SELECT ||
+			SPI_processed != 1)
+			elog(ERROR, "could not send the call %s", call);
+	}
+	PG_FINALLY();
+	{
+		sending = was_sending;
+	}
+	PG_END_TRY();
+	result = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1,
+						   &isnull);
+	if (isnull)
+		elog(ERROR, "no result of the call %s", call);
+	old = MemoryContextSwitchTo(context);
+	texts = from_array(DatumGetArrayTypePCopy(result), &n);
+	MemoryContextSwitchTo(old);
+	SPI_finish();
+	if (n < nresults)
+		elog(ERROR, "%d columns in the result of the call %s", n, call);
+	return texts;
+}
+
+/*
+ * With these settings off, Citus would have a call commit where it is made
+ * before this transaction does, or write to this node over a connection.
+ */
+static void
+refuse_setting(const char *name)
+{
+	const char *value = GetConfigOption(name, true, false);
+
+	if (value != NULL && strcmp(value, "off") == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("keys cannot be used while %s is off", name),
+				 errhint("Set it to on: keys and work commit together or not at all.")));
+}
+
+/*
+ * Our callback is called before that of Citus, which was registered before it,
+ * and which may commit at another node before this one commits.
+ */
+static void
+watch_transaction(void)
+{
+	if (!current.watched)
+		RegisterXactCallback(at_xact_end, NULL);
+	current.watched = true;
+}
+
+static void
+at_xact_end(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+			if ((current.sent || current.held != NULL) && !current.told &&
+				TransactionIdIsValid(GetTopTransactionIdIfAny()) &&
+				coordinates())
+				commit_in_two_phases();
+			break;
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			current.sent = false;
+			current.held = NULL;
+			current.told = false;
+			break;
+		default:
+			break;
+	}
+}
+
+/*
+ * Does Citus commit this transaction at other nodes?  At the bidding of another
+ * node it does not: that one sees to it.
+ */
+static bool
+coordinates(void)
+{
+	Oid			function = LookupFuncName(list_make2(makeString("pg_catalog"),
+													 makeString("get_current_transaction_id")),
+										  0, NULL, false);
+	HeapTupleHeader id = DatumGetHeapTupleHeader(OidFunctionCall0(function));
+	bool		isnull;
+	Datum		number = GetAttributeByName(id, "transaction_number", &isnull);
+	Datum		initiator = GetAttributeByName(id, "initiator_node_identifier", &isnull);
+
+	learn();
+	return DatumGetInt64(number) != 0 && DatumGetInt32(initiator) == cluster.here;
+}
+
+/*
+ * Have Citus know that this node has written, or if it has no keys, that a
+ * third one has.
+ */
+static void
+commit_in_two_phases(void)
+{
+	Relation	keys;
+	SavedUser	caller;
+
+	if (current.held == NULL)
+		find_scope(current.scope, sizeof(current.scope));
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	SPI_connect();
+	keys = table_open(ik_own_relation("keys"), AccessShareLock);
+	ik_become_owner(keys, SECURITY_LOCAL_USERID_CHANGE, &caller);
+	touch(current.scope);
+	ik_become_caller(&caller);
+	table_close(keys, NoLock);
+	SPI_finish();
+	PopActiveSnapshot();
+}
+
+/*
+ * A scope whose home is here, or else on another node than that which a call
+ * was sent to.
+ */
+static void
+find_scope(char *scope, int size)
+{
+	int32		group = current.sent_to;
+	int			n = 0;
+
+	for (int i = 0; i < cluster.nhomes && group != cluster.here; i++)
+	{
+		if (cluster.homes[i].group != current.sent_to)
+			group = cluster.homes[i].group;
+	}
+	if (group == current.sent_to)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("what this node has written cannot be committed together with a key on another node"),
+				 errdetail("There is no second node with keys."),
+				 errhint("Distribute the tables that are written, or call on the node of the key.")));
+	do
+		snprintf(scope, size, "idempotency.%d", n++);
+	while (home_of(cstring_to_text(scope))->group != group);
+}
+
+/*
+ * The update that changes nothing, on the shard of a scope.  It does not scan
+ * the shard, so it takes no predicate lock.
+ */
+static void
+touch(const char *scope)
+{
+	char	   *command = psprintf("UPDATE idempotency.keys SET fence = fence"
+								   " WHERE scope OPERATOR(pg_catalog.=) %s AND false",
+								   quote_literal_cstr(scope));
+
+	if (SPI_execute(command, false, 0) != SPI_OK_UPDATE)
+		elog(ERROR, "could not touch the shard of a scope");
+}
+
+/*
+ * A function as it is called from another node, and the declared types of its
+ * arguments: what takes any type has a twin that takes text.
+ */
+static char *
+signature(FmgrInfo *flinfo, Oid **types)
+{
+	int			nargs;
+	StringInfoData buf;
+
+	(void) get_func_signature(flinfo->fn_oid, types, &nargs);
+	initStringInfo(&buf);
+	appendStringInfo(&buf, "idempotency.%s(",
+					 quote_identifier(get_func_name(flinfo->fn_oid)));
+	for (int i = 0; i < nargs; i++)
+		appendStringInfo(&buf, "%s%s", i > 0 ? "," : "",
+						 (*types)[i] == ANYELEMENTOID ? "pg_catalog.text" :
+						 format_type_be_qualified((*types)[i]));
+	appendStringInfoChar(&buf, ')');
+	return buf.data;
+}
+
+/*
+ * Until AtEOXact_GUC(true, result), times are written and read as all nodes
+ * understand them.
+ */
+int
+ik_plain_modes(void)
+{
+	int			level = NewGUCNestLevel();
+
+	if (DateStyle != USE_ISO_DATES)
+		(void) set_config_option("datestyle", "ISO", PGC_USERSET,
+								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	if (IntervalStyle != INTSTYLE_POSTGRES)
+		(void) set_config_option("intervalstyle", "postgres", PGC_USERSET,
+								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	return level;
+}
+
+/* A value of a type, from its text. */
+Datum
+ik_from_text(Oid type, const text *value)
+{
+	Oid			input;
+	Oid			parameter;
+
+	if (type == TEXTOID)
+		return PointerGetDatum(value);
+	getTypeInputInfo(type, &input, &parameter);
+	return OidInputFunctionCall(input, text_to_cstring(value), parameter, -1);
+}
+
+/* The result of the function that is being called, from that of its twin. */
+static Datum
+result_from_texts(FunctionCallInfo fcinfo, text **values)
+{
+	Oid			type = get_func_rettype(fcinfo->flinfo->fn_oid);
+	int			level = ik_plain_modes();
+	Datum		result = (Datum) 0;
+
+	if (get_typtype(type) == TYPTYPE_COMPOSITE)
+	{
+		TupleDesc	desc = lookup_type_cache(type, TYPECACHE_TUPDESC)->tupDesc;
+		Datum	   *columns = palloc0(desc->natts * sizeof(Datum));
+		bool	   *nulls = palloc0(desc->natts * sizeof(bool));
+
+		for (int i = 0; i < desc->natts; i++)
+		{
+			nulls[i] = values[i] == NULL;
+			if (!nulls[i])
+				columns[i] = ik_from_text(TupleDescAttr(desc, i)->atttypid, values[i]);
+		}
+		result = HeapTupleGetDatum(heap_form_tuple(desc, columns, nulls));
+	}
+	else if (values[0] == NULL)
+		fcinfo->isnull = true;
+	else if (type != VOIDOID)
+		result = ik_from_text(type, values[0]);
+	AtEOXact_GUC(true, level);
+	return result;
+}
+
+static ArrayType *
+result_to_texts(Oid type, Datum result)
+{
+	text	   *values[MaxTupleAttributeNumber];
+	int			n = 1;
+
+	values[0] = NULL;
+	if (get_typtype(type) == TYPTYPE_COMPOSITE)
+	{
+		HeapTupleHeader header = DatumGetHeapTupleHeader(result);
+		TupleDesc	desc = lookup_type_cache(type, TYPECACHE_TUPDESC)->tupDesc;
+		HeapTupleData tuple = {
+			.t_len = HeapTupleHeaderGetDatumLength(header),
+			.t_data = header
+		};
+
+		n = desc->natts;
+		for (int i = 0; i < n; i++)
+		{
+			bool		isnull;
+			Datum		value = heap_getattr(&tuple, i + 1, desc, &isnull);
+
+			values[i] = isnull ? NULL :
+				ik_response_text(TupleDescAttr(desc, i)->atttypid, value);
+		}
+	}
+	else if (type != VOIDOID)
+		values[0] = ik_response_text(type, result);
+	return to_array(values, n);
+}
+
+static ArrayType *
+to_array(text **values, int n)
+{
+	Datum	   *datums = palloc(n * sizeof(Datum));
+	bool	   *nulls = palloc(n * sizeof(bool));
+	int			lower = 1;
+
+	for (int i = 0; i < n; i++)
+	{
+		datums[i] = PointerGetDatum(values[i]);
+		nulls[i] = values[i] == NULL;
+	}
+	return construct_md_array(datums, nulls, 1, &n, &lower, TEXTOID, -1,
+							  false, TYPALIGN_INT);
+}
+
+static text **
+from_array(ArrayType *array, int *n)
+{
+	Datum	   *datums;
+	bool	   *nulls;
+	text	  **values;
+
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT,
+					  &datums, &nulls, n);
+	values = palloc(*n * sizeof(text *));
+	for (int i = 0; i < *n; i++)
+		values[i] = nulls[i] ? NULL : DatumGetTextPP(datums[i]);
+	return values;
+}
+
+static Oid
+catalog(const char *name)
+{
+	return get_relname_relid(name, PG_CATALOG_NAMESPACE);
+}
+
+/* A column of one of Citus' catalogs. */
+static Datum
+column_of(Relation rel, HeapTuple tuple, const char *name)
+{
+	AttrNumber	column = get_attnum(RelationGetRelid(rel), name);
+	bool		isnull = true;
+	Datum		value = (Datum) 0;
+
+	if (column != InvalidAttrNumber)
+		value = heap_getattr(tuple, column, RelationGetDescr(rel), &isnull);
+	if (isnull)
+		elog(ERROR, "Citus' catalog \"%s\" has no \"%s\"",
+			 RelationGetRelationName(rel), name);
+	return value;
+}
+
+/* The callbacks mark, and neither free nor look anything up. */
+static void
+forget_relation(Datum arg, Oid relid)
+{
+	if (!OidIsValid(relid) || relid == cluster.relids[0] ||
+		relid == cluster.relids[1] || relid == cluster.relids[2])
+		forget();
+}
+
+static void
+forget_name(Datum arg, int cacheid, uint32 hash)
+{
+	if (hash == 0 || hash == DatumGetUInt32(arg))
+		forget();
+}
+
+static void
+forget(void)
+{
+	cluster.known = false;
+	cluster.stale = true;
+	if (cluster.changed != NULL)
+		cluster.changed();
+}
