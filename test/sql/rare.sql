@@ -79,6 +79,16 @@ DROP INDEX idempotency.outbox_due_idx;
 SELECT idempotency.emit('rare', NULL);
 ROLLBACK;
 
+-- one server: nothing to distribute, and nobody sends calls
+SELECT idempotency.distribute();
+SELECT idempotency.at_home('rare', 'idempotency.lookup(text,text)', ARRAY['rare', 'unknown'], -1, 0, false);
+SELECT idempotency.at_home('rare', 'idempotency.once(text,text,interval)', ARRAY['rare', 'at home', '1 day'], -1, 0, false);
+SELECT idempotency.at_home('rare', 'idempotency.once(text,text,interval)', ARRAY['rare', 'at home 2', NULL], -1, 0, true);
+SELECT idempotency.at_home('rare', 'idempotency.spread_lock_scope(text)', ARRAY[NULL]::text[], -1, 0, false);
+SELECT idempotency.at_home('rare', 'pg_catalog.pg_backend_pid()', '{}', -1, 0, false);
+SELECT idempotency.at_home('rare', '-', '{}', -1, 0, false);
+SELECT idempotency.at_home('rare', NULL, '{}', -1, 0, false);
+
 SET client_min_messages = warning;
 DELETE FROM idempotency.keys;
 DELETE FROM idempotency.outbox;
