@@ -820,7 +820,7 @@ CREATE FUNCTION idempotency.key_counts(
   OUT estimate boolean
 ) RETURNS SETOF record
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_counts';
-COMMENT ON FUNCTION idempotency.key_counts(text) IS 'internal: keys by status and by scope, prefix or in total (scope NULL), sampled where the table is large; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.key_counts(text) IS 'internal: keys by status and by scope, prefix or in total (scope NULL), sampled where the table is large; errors: 22004, 22023; errors: 22004, 22023';
 
 -- What calls came to
 
