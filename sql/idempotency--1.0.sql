@@ -1390,7 +1390,7 @@ CREATE FUNCTION idempotency.at_home(
   read_only    boolean
 ) RETURNS text[]
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_at_home';
-COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope';
+COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope; errors: 22004, 22023, 22P02, 42601, 42883, 55000, the function''s';
 
 CREATE FUNCTION idempotency.spread_lock_scope(name text) RETURNS text
 LANGUAGE c STRICT IMMUTABLE AS 'MODULE_PATHNAME', 'idempotency_spread_lock_scope';
@@ -1420,7 +1420,7 @@ BEGIN
   END IF;
 END
 $$;
-COMMENT ON FUNCTION idempotency.distribute_keys(regclass) IS 'internal: what distribute() does but for the grants';
+COMMENT ON FUNCTION idempotency.distribute_keys(regclass) IS 'internal: what distribute() does but for the grants; errors: 0A000, 55000';
 
 CREATE FUNCTION idempotency.grants() RETURNS SETOF text
 LANGUAGE sql

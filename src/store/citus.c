@@ -409,8 +409,10 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 	fmgr_info(function, &flinfo);
 	(void) signature(&flinfo, &types);
 	if (flinfo.fn_nargs != narguments)
-		elog(ERROR, "call with %d arguments for %d", narguments,
-			 flinfo.fn_nargs);
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("call with %d arguments for %d", narguments,
+						flinfo.fn_nargs)));
 	InitFunctionCallInfoData(*call, &flinfo, narguments, InvalidOid, NULL, NULL);
 	level = ik_plain_modes();
 	for (int i = 0; i < narguments; i++)
