@@ -41,7 +41,9 @@ OBJS = \
 	src/outbox/lease.o \
 	src/outbox/outbox.o \
 	src/outbox/take.o \
+	src/outbox/turn.o \
 	src/outbox/wait.o \
+	src/outbox/wake.o \
 	src/machine/attach.o \
 	src/machine/definition.o \
 	src/machine/diagram.o \

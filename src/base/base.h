@@ -67,6 +67,7 @@ extern const char *ik_shared_problem(void);
 
 /* subxact.c: something that may fail */
 extern ErrorData *ik_try(void (*something) (void *arg), void *arg);
+extern bool ik_wait(TimestampTz give_up, void (*wait) (void *arg), void *arg);
 
 /* siphash.c: a hash under a secret key */
 typedef struct Sip

@@ -16,10 +16,6 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-static bool pass_on(Outbox *box, Datum topic, Datum key, int64 but,
-					TransactionId *rival);
-static void wait_for_change(TransactionId rival);
-
 /* Open what a call works on.  Errors: 25006, 55000. */
 void
 ik_open_outbox(Outbox *box, const char *function, bool with_leases)
@@ -219,76 +215,3 @@ ik_remove_event(Outbox *box, TupleTableSlot *event, bool wait)
 	return ik_delete_found_row(&box->events, &event->tts_tid, wait);
 }
 
-/*
- * The turn of an event is over, by an ack, a nack, the end of its lease or its
- * parking: if it has a key, and the key's head may go now, that one gets a new
- * place, above every floor.  But not the event itself, if it has just got one.
- * A parked event has no turn, unless its key waits for it.
- *
- * If the event was out, nobody takes another one of its key before we commit.
- * Otherwise it is the key's lock that keeps takers off the head: a new place
- * would make their lease void.
- */
-void
-ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out, int64 but)
-{
-	Datum		topic = event_value(event, TOPIC);
-	Datum		key = event_value(event, KEY);
-	TransactionId rival;
-
-	if (event_isnull(event, KEY) || event_state(event) == EVENT_PARKED)
-		return;
-	if (was_out && ik_drop_note(box, event))
-	{
-		while (!pass_on(box, topic, key, but, &rival))
-			wait_for_change(rival);
-	}
-	else
-	{
-		uint64		lock = ik_ordering_lock(topic, key);
-		bool		done;
-
-		do
-		{
-			(void) ik_wait_for_lock(lock, DT_NOEND);
-
-			/* if another one is out, the end of its turn will do it */
-			done = ik_key_is_out(box, topic, key, -1, 0, &rival) ||
-				pass_on(box, topic, key, but, &rival);
-			ik_unlock(lock);
-			if (!done)
-				wait_for_change(rival);
-		} while (!done);
-	}
-}
-
-/* Give the head of a key a new place, if it needs one; false: look again. */
-static bool
-pass_on(Outbox *box, Datum topic, Datum key, int64 but, TransactionId *rival)
-{
-	TupleTableSlot *head = box->head;
-
-	if (!ik_find_head(box, topic, key, PG_INT64_MAX, rival) ||
-		event_id(head) == but || event_state(head) == EVENT_BLOCKING)
-		return true;
-
-	/* it is found by its time */
-	if (event_due(head) > GetCurrentTimestamp())
-		return true;
-	if (TransactionIdIsValid(*rival) ||
-		!ik_lock_found_row(&box->events, head, false))
-		return false;
-	(void) ik_put_back(box, head, event_state(head), DT_NOBEGIN);
-	return ik_write_event(box, head);
-}
-
-/* Somebody is changing a row: wait for that, or, if it was locked, a while. */
-static void
-wait_for_change(TransactionId rival)
-{
-	CHECK_FOR_INTERRUPTS();
-	if (TransactionIdIsValid(rival))
-		(void) ik_wait_for_xact(rival, DT_NOEND);
-	else
-		pg_usleep(1000);
-}

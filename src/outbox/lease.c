@@ -34,8 +34,6 @@ const Purgeable ik_purge_outbox_keys = {
 
 static bool newest_note(Outbox *box, Datum topic, Datum key,
 						TransactionId *rival);
-static bool take_event_apart(Outbox *box, BlockLeases *leases, int64 id,
-							 int64 taken, TopicSettings *settings);
 
 #define note_id(slot) DatumGetInt64((slot)->tts_values[OUTBOX_KEYS_ID])
 
@@ -267,73 +265,6 @@ newest_note(Outbox *box, Datum topic, Datum key, TransactionId *rival)
 	}
 	index_endscan(scan);
 	return found;
-}
-
-/*
- * A lease is over: what is left of its events goes back to the queue, each with
- * the attempt that has failed.  False if somebody is at work on one of them.
- */
-bool
-ik_take_lease_apart(Outbox *box, TupleTableSlot *lease, TopicSettings *settings)
-{
-	BlockLeases leases = {0};
-	ItemPointerData tid = lease->tts_tid;
-	int64		block;
-	int64		taken;
-	TimestampTz deadline;
-	uint64		events;
-	bool		whole = true;
-
-	slot_getallattrs(lease);
-	block = DatumGetInt64(lease->tts_values[LEASES_BLOCK]);
-	taken = DatumGetInt64(lease->tts_values[LEASES_TAKEN]);
-	deadline = DatumGetTimestampTz(lease->tts_values[LEASES_DEADLINE]);
-	events = (uint64) DatumGetInt64(lease->tts_values[LEASES_EVENTS]);
-
-	ik_read_leases(box, &leases, block);
-	for (int bit = 0; bit < BLOCK_SIZE; bit++)
-		if ((events >> bit) & 1)
-			whole &= take_event_apart(box, &leases, block * BLOCK_SIZE + bit,
-									  taken, settings);
-	if (leases.leases != NULL)
-		pfree(leases.leases);
-
-	/* or a roll-back of ours would bring back what others find no more */
-	ik_touch(PG_INT64_MAX, deadline);
-	return whole && ik_delete_found_row(&box->leases, &tid, false);
-}
-
-static bool
-take_event_apart(Outbox *box, BlockLeases *leases, int64 id, int64 taken,
-				 TopicSettings *settings)
-{
-	TupleTableSlot *event = box->event;
-	TupleTableSlot *next;
-	TransactionId rival;
-	Lease	   *lease;
-	bool		parked;
-
-	if (!ik_fetch_event(box, id, event, &rival))
-		return true;			/* it was acknowledged */
-	if (TransactionIdIsValid(rival))
-		return false;
-	lease = ik_lease_of(leases, event);
-	if (lease != NULL && TransactionIdIsValid(lease->rival))
-		return false;			/* perhaps extended */
-	if (lease == NULL || lease->taken != taken)
-		return true;			/* given back, or extended */
-	if (!ik_lock_found_row(&box->events, event, false))
-		return false;
-
-	ik_read_topic(settings, event_value(event, TOPIC));
-	next = ik_put_back(box, event, EVENT_LAPSED, DT_NOBEGIN);
-	ik_end_attempt(next, settings);
-	parked = event_is_parked(next);
-	if (!ik_write_event(box, event))
-		return false;
-	if (!event_isnull(event, KEY))
-		ik_end_turn(box, event, true, parked ? 0 : id);
-	return true;
 }
 
 /*

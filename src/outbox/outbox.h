@@ -51,6 +51,8 @@
 
 #include "store/store.h"
 
+#include "storage/condition_variable.h"
+
 
 /* what purge removes (lease.c) */
 extern const Purgeable ik_purge_leases;
@@ -114,8 +116,6 @@ extern void ik_end_attempt(TupleTableSlot *next,
 extern void ik_park(TupleTableSlot *next, const TopicSettings *settings);
 extern bool ik_write_event(Outbox *box, TupleTableSlot *event);
 extern bool ik_remove_event(Outbox *box, TupleTableSlot *event, bool wait);
-extern void ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out,
-						int64 but);
 
 /* lease.c: who has which events, until when */
 #define BLOCK_SIZE		64
@@ -153,6 +153,10 @@ extern void ik_note_key(Outbox *box, int64 taken, TupleTableSlot *event);
 extern bool ik_key_is_out(Outbox *box, Datum topic, Datum key,
 						  int64 block, uint64 events, TransactionId *rival);
 extern bool ik_drop_note(Outbox *box, TupleTableSlot *event);
+
+/* turn.c: the end of an event's turn */
+extern void ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out,
+						int64 but);
 extern bool ik_take_lease_apart(Outbox *box, TupleTableSlot *lease,
 								TopicSettings *settings);
 
@@ -176,7 +180,9 @@ extern void ik_touch(int64 number, TimestampTz time);
 /* take.c: would take() have anything, and if not, when at the earliest? */
 extern bool ik_is_any_due(text *topic, TimestampTz *next);
 
-/* wait.c: waking workers */
+/* wake.c: those who wait, and waking them */
 extern void ik_note_topic(const text *topic);
+extern ConditionVariable *ik_join_waiters(const text *topic);
+extern void ik_leave_waiters(void);
 
 #endif							/* IK_OUTBOX_H */

@@ -171,38 +171,6 @@ acquire_until(const LOCKTAG *tag, LOCKMODE mode, TimestampTz give_up)
 	return ik_wait(give_up, acquire_wanted, &wanted);
 }
 
-/* The same for whatever waits for a lock. */
-bool
-ik_wait(TimestampTz give_up, void (*wait) (void *arg), void *arg)
-{
-	int			user_timeout = LockTimeout;
-	long		remaining;
-	bool		ours;
-	ErrorData  *error;
-
-	if (TIMESTAMP_IS_NOEND(give_up))
-	{
-		wait(arg);
-		return true;
-	}
-	if (TIMESTAMP_IS_NOBEGIN(give_up))
-		return false;
-	remaining = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), give_up);
-	if (remaining <= 0)
-		return false;
-	ours = user_timeout == 0 || remaining < user_timeout;
-
-	if (ours)
-		LockTimeout = (int) Min(remaining, INT_MAX);
-	error = ik_try(wait, arg);
-	LockTimeout = user_timeout;
-
-	if (error != NULL &&
-		(!ours || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE))
-		ReThrowError(error);
-	return error == NULL;
-}
-
 static void
 acquire_wanted(void *arg)
 {

@@ -205,17 +205,6 @@ ik_read_newest_row(RowAccess *row)
 	return read_row(row, ik_latest_snapshot());
 }
 
-/*
- * What is committed by now, whatever the isolation level; but PostgreSQL takes
- * no such snapshot for a query that has parallel workers, whose leader calls
- * lookup: there it is the statement's.
- */
-Snapshot
-ik_latest_snapshot(void)
-{
-	return IsInParallelMode() ? GetTransactionSnapshot() : GetLatestSnapshot();
-}
-
 /* The open transaction that is writing the row, ours included, or none. */
 TransactionId
 ik_row_writer(RowAccess *row)

@@ -9,6 +9,7 @@
 
 #include "access/heapam.h"
 #include "access/tableam.h"
+#include "access/xact.h"
 #include "common/pg_prng.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
@@ -87,4 +88,15 @@ show_blocks(Relation rel, BlockNumber first, BlockNumber n,
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
+}
+
+/*
+ * What is committed by now, whatever the isolation level; but PostgreSQL takes
+ * no such snapshot for a query that has parallel workers, whose leader calls
+ * lookup: there it is the statement's.
+ */
+Snapshot
+ik_latest_snapshot(void)
+{
+	return IsInParallelMode() ? GetTransactionSnapshot() : GetLatestSnapshot();
 }

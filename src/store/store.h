@@ -303,7 +303,6 @@ extern void ik_unlock_row(RowAccess *row);
 extern bool ik_read_row(RowAccess *row);
 extern TransactionId ik_row_writer(RowAccess *row);
 extern bool ik_read_newest_row(RowAccess *row);
-extern Snapshot ik_latest_snapshot(void);
 extern bool ik_row_is_ours(RowAccess *row);
 extern void ik_check_row_visible(RowAccess *row);
 extern void ik_insert_row(RowAccess *row, Datum *values, bool *nulls);
@@ -338,7 +337,6 @@ extern bool ik_delete_found_row(OwnRows *rows, ItemPointer tid, bool wait);
 extern uint64 ik_lock_hash(const text *scope, const text *key);
 extern bool ik_try_lock(uint64 hash);
 extern void ik_unlock(uint64 hash);
-extern bool ik_wait(TimestampTz give_up, void (*wait) (void *arg), void *arg);
 extern bool ik_wait_for_lock(uint64 hash, TimestampTz give_up);
 extern bool ik_wait_for_xact(TransactionId xid, TimestampTz give_up);
 
@@ -355,6 +353,7 @@ extern const Secret *ik_newest_secret(void);
 extern const Secret *ik_find_secret(int32 id);
 
 /* sample.c: a table as a whole */
+extern Snapshot ik_latest_snapshot(void);
 extern void ik_each_row(Relation rel,
 						void (*see) (TupleTableSlot *slot, void *arg),
 						void *arg);
