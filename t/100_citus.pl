@@ -584,6 +584,35 @@ is(join(' ', map { role_query($_, 'app', "SELECT idempotency.once('$scope2', 'on
 }
 
 # ---------------------------------------------------------------------------
+# machines, versions and fences, where Citus lets triggers be
+# ---------------------------------------------------------------------------
+
+query($coordinator, q{
+CREATE TABLE item (tenant text, id int, state text NOT NULL, version bigint NOT NULL DEFAULT 0, fence bigint, PRIMARY KEY (tenant, id));
+SELECT create_distributed_table('item', 'tenant');
+SELECT run_command_on_all_nodes($$SELECT idempotency.define_machine('item', '{"initial": "new", "transitions": {"new": {"pay": "paid"}}}')$$);
+});
+is(sqlstate($coordinator, "SELECT idempotency.$_"), 'XX000', "Citus refuses $_")
+  for "attach_machine('item', 'state', 'item')", "attach_version('item', 'version')", "attach_fence('item', 'fence')";
+query($coordinator, q{
+SET citus.enable_unsafe_triggers = on;
+SELECT idempotency.attach_machine('item', 'state', 'item', history => true), idempotency.attach_version('item', 'version'), idempotency.attach_fence('item', 'fence');
+});
+for my $n (0 .. 3)
+{
+	my $row = qq{{"tenant": "item$n", "id": 1}};
+	like(sqlstate($nodes[$n], qq{SELECT created FROM idempotency.insert_once(NULL::item, '{"tenant": "item$n", "id": 1, "state": "new", "version": 0}')}), qr/^(42846|XX000)$/, 'insert_once is refused');
+	query($nodes[$n], "INSERT INTO item VALUES ('item$n', 1, 'new')");
+	is(sqlstate($nodes[$n], "UPDATE item SET state = 'lost', fence = 1 WHERE tenant = 'item$n'"), 'IK003', 'off the graph');
+	is(query($nodes[ ($n + 2) % 4 ], "SELECT outcome, state FROM idempotency.fire('item', '$row', 'pay', '{\"fence\": 2}')"), 'applied|paid', 'fire');
+	is(query($nodes[$n], "SELECT outcome, state FROM idempotency.transition('item', '$row', 'new', 'paid', '{\"fence\": 2}')"), 'already|paid', 'transition');
+	is(sqlstate($nodes[$n], "UPDATE item SET fence = 1 WHERE tenant = 'item$n'"), 'IK002', 'fence');
+	is(query($nodes[$n], "SELECT outcome, version FROM idempotency.update_if('item', '$row', 1, '{\"fence\": 3}')"), 'applied|2', 'version');
+}
+is(query($coordinator, q{SELECT sum(result::int) FROM run_command_on_all_nodes('SELECT count(*) FROM idempotency.transition_log')}), '4', 'history of all nodes');
+query($coordinator, 'DROP TABLE item');
+
+# ---------------------------------------------------------------------------
 # stress and recount
 # ---------------------------------------------------------------------------
 
