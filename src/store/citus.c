@@ -743,6 +743,9 @@ ik_send(const text *scope, const char *call, text **arguments, int narguments,
 	text	  **texts;
 	int			n;
 
+	/* what bears the name of our schema is ours, or an error */
+	(void) ik_own_relation("keys");
+
 	/* nothing that is sent away can be known to be a mere look */
 	PreventCommandDuringRecovery(call);
 	if (IsInParallelMode())
@@ -921,6 +924,8 @@ touch(const char *scope)
 								   " WHERE scope OPERATOR(pg_catalog.=) %s AND false",
 								   quote_literal_cstr(scope));
 
+	/* what bears the name is ours, or an error */
+	(void) ik_own_relation("keys");
 	if (SPI_execute(command, false, 0) != SPI_OK_UPDATE)
 		elog(ERROR, "could not touch the shard of a scope");
 }
