@@ -1418,9 +1418,36 @@ BEGIN
     RAISE object_not_in_prerequisite_state USING MESSAGE = 'keys are distributed already',
       HINT = 'Call distribute() without an argument to repeat the grants on every node.';
   END IF;
+  IF (SELECT groupid = 0 FROM pg_dist_local_group) THEN
+    PERFORM idempotency.share_secrets();
+  END IF;
 END
 $$;
 COMMENT ON FUNCTION idempotency.distribute_keys(regclass) IS 'internal: what distribute() does but for the grants; errors: 0A000, 55000';
+
+-- A key's request is compared under the secret that it was stored with, also on
+-- the node that its shard has moved to.  No node has used its own so far.
+CREATE FUNCTION idempotency.share_secrets() RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET bytea_output = 'hex'
+AS $$
+DECLARE
+  failure text;
+BEGIN
+  SELECT r.result INTO failure
+  FROM run_command_on_workers((
+    SELECT format('DO %L', format(
+      'BEGIN INSERT INTO idempotency.secrets VALUES %s ON CONFLICT DO NOTHING; DELETE FROM idempotency.secrets WHERE id NOT IN (%s); END',
+      string_agg(format('(%s, %L, %L)', id, created_at, secret), ', '), string_agg(id::text, ', ')))
+    FROM idempotency.secrets)) r
+  WHERE NOT r.success
+  LIMIT 1;
+  IF failure IS NOT NULL THEN
+    RAISE 'secrets could not be given to every node' USING ERRCODE = '55000', HINT = 'Call this again when all nodes answer.';
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.share_secrets() IS 'internal: has the workers of a Citus cluster use the secrets of the coordinator; error: 55000';
 
 CREATE FUNCTION idempotency.grants() RETURNS SETOF text
 LANGUAGE sql

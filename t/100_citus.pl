@@ -149,6 +149,8 @@ sub move
 query($coordinator, 'CREATE EXTENSION idempotency');
 is(query($coordinator, "SELECT idempotency.once('early', 'k'), idempotency.acquire_lock('early', '1 h') IS NOT NULL"),
 	't|t', 'a coordinator without workers is a server like others');
+query($coordinator, qq{SELECT FROM (SELECT i, idempotency.claim('early' || i, 'r', '{"a": 1}') FROM generate_series(1, 8) i) c,
+	LATERAL idempotency.complete('early' || i, 'r', 'x')});
 
 my $early = session($coordinator);
 is($early->query("SELECT idempotency.once('early', 'k')"), 'f', 'a session that knows one node');
@@ -222,6 +224,8 @@ $early->quit;
 is(sqlstate($coordinator, "SELECT idempotency.distribute('biz')"), '55000', 'distributed once');
 query($coordinator, 'SELECT idempotency.distribute()');
 refusals('tokens and the outbox', qr/0A000/);
+is(query($_, qq{SELECT string_agg(DISTINCT (idempotency.claim('early' || i, 'r', '{"a": 2}')).status, ' ') FROM generate_series(1, 8) i}),
+	'mismatch', 'requests of before are compared') for @nodes[ 0 .. 2 ];
 is(query($coordinator, q{SELECT bool_and(success AND result = 't') FROM run_command_on_all_nodes(
   $$SELECT has_schema_privilege('app', 'idempotency', 'USAGE')
     AND has_function_privilege('app', 'idempotency.at_home(text,text,text[],integer,integer,boolean)', 'EXECUTE')
@@ -513,6 +517,7 @@ for my $n (0 .. 2)
 	$claimer->query("SELECT idempotency.complete('$scope1', 'moved $n', 'done'); COMMIT");
 	finish($mover);
 	wait_until($coordinator, sprintf("SELECT nodeport = %d FROM $placements WHERE shardid = %d", $to->port, shard_of($scope1)), 'moved');
+	is(query($from, qq{SELECT status FROM idempotency.claim('$scope1', 'steps', '{"a": 2}')}), 'mismatch', "$mode: requests are compared there");
 	my @got = map { query($_, "SELECT status, response FROM idempotency.claim('$scope1', 'moved $n')") } @nodes[ 0 .. 2 ];
 	is("@got", 'completed|done completed|done completed|done', "$mode: replayed from there");
 	is(query($coordinator, "SELECT count(*) FROM biz WHERE k = 'moved $n'"), '1', 'done once');

@@ -85,6 +85,11 @@ ik_mismatch(const bytea *stored, const KeyRequest *request)
 	memcpy(&old, VARDATA_ANY(stored), sizeof(old));
 	memcpy(&id, old.secret, sizeof(id));
 	secret = ik_find_secret((int32) pg_ntoh32(id));
+	if (secret == NULL && ik_is_distributed())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("request cannot be compared: this node does not have the secret that the key's was stored under"),
+				 errhint("Call SELECT idempotency.distribute() on the coordinator.")));
 	if (secret == NULL)
 		return false;
 	take_print(request, secret, &new);
