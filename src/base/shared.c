@@ -103,7 +103,7 @@ ik_request_shared_memory(void)
 
 /*
  * The area of this name in this database's share; NULL: there is no shared
- * memory.  Whoever asks first has it made: zeroed, and then passed to init,
+ * memory.  The first who asks has it made: zeroed, and then passed to init,
  * which must not raise an error.  It stays where it is.  Not for the hot path:
  * keep the pointer.
  */

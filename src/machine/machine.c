@@ -303,7 +303,7 @@ load_machine(const char *name)
 		TupleDescAttr(desc, MACHINES_DEFINITION + 1 - 1)->atttypid != JSONBOID)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table idempotency.machines is not as the extension made it"),
+				 errmsg("table \"idempotency.machines\" has been altered"),
 				 errhint("Take back what was altered, or create the extension again.")));
 
 	/* a context that an error frees, and the cache's when all went well */

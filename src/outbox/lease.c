@@ -81,7 +81,7 @@ ik_ordering_lock(Datum topic, Datum key)
 
 /*
  * Read the leases of a block, those of rivals that are not committed included:
- * whoever finds none under the block's lock may give one.
+ * a call that finds none under the block's lock may give one.
  */
 void
 ik_read_leases(Outbox *box, BlockLeases *leases, int64 block)

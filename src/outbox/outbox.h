@@ -36,7 +36,7 @@
  *
  * Nothing behind an ordering key is ever forgotten: take passes by an event
  * only if it has seen that another one of its key is out or goes before it.
- * Whoever ends that one's turn (ack, nack, a lease that is over, the parking)
+ * The call that ends its turn (ack, nack, a lease that is over, the parking)
  * does so first, and then gives the key's next event a new place, where takers
  * find it (ik_end_turn).  So of the two one sees the other.
  *

@@ -695,7 +695,7 @@ not_as_made(OwnTable *table)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table idempotency.%s is not as the extension made it",
+			 errmsg("table \"idempotency.%s\" has been altered",
 					table->name),
 			 errhint("Remove what was added to the table (triggers, rules, row security, checks, partitions, columns that are NOT NULL, have a default or are of a domain, indexes with functions, operator classes or types that are not built in) and restore its own indexes, or create the extension again.")));
 }
