@@ -1,0 +1,159 @@
+
+# The programs of doc/drivers.md do what the page says: each is taken out of it and
+# run twice with one key, on the server itself and through PgBouncer in transaction
+# mode, by a role that has grant_usage and the rights on its tables.
+#
+# A program whose driver is not installed is left out, with a word.  node pg is also
+# looked for in examples/http/node_modules, and where DRIVERS_NODE_MODULES says.
+
+use strict;
+use warnings;
+
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use IPC::Run qw(run start);
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Ask;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $root = abs_path(dirname(__FILE__) . '/..');
+my $page = slurp_file("$root/doc/drivers.md");
+my $dir = PostgreSQL::Test::Utils::tempdir();
+my ($modules) = grep { defined && -d "$_/pg" } $ENV{DRIVERS_NODE_MODULES}, "$root/examples/http/node_modules", '/usr/share/nodejs';
+my ($jdbc) = glob '/usr/share/java/postgresql.jar';
+my $python = '/usr/bin/python3';
+
+# each with its file, how it is run, how to tell that it is there, and how its
+# statements show in the server's log
+my @drivers = (
+	[ 'node pg', 'orders.mjs', ['node'], $modules && 'node --version' ],
+	[ 'psycopg 3', 'psycopg.py', [$python], "$python -c 'import psycopg'" ],
+	[ 'asyncpg', 'asyncpg.py', [$python], "$python -c 'import asyncpg'" ],
+	[ 'SQLAlchemy', 'alchemy.py', [$python], "$python -c 'import sqlalchemy, psycopg2'", 'statement' ],
+	[ 'pgjdbc', 'Orders.java', [ 'java', '-cp', $jdbc ], $jdbc && 'javac -version' ],
+	[ 'ActiveRecord', 'orders.rb', ['ruby'], q{ruby -e 'require "active_record"; require "pg"'} ],
+);
+symlink $modules, "$dir/node_modules" or die $! if $modules;
+$_->[3] = $_->[3] && system("$_->[3] >/dev/null 2>&1") == 0 for @drivers;
+plan skip_all => 'no driver is installed' if !grep { $_->[3] } @drivers;
+
+my $node = PostgreSQL::Test::Cluster->new('drivers');
+$node->init;
+# pgjdbc has no Unix sockets
+$node->append_conf('postgresql.conf', "listen_addresses = '127.0.0.1'\nlog_statement = 'all'");
+$node->start;
+ask_at(node => $node);
+$node->safe_psql('postgres', readme_sql('CREATE EXTENSION') . q{
+	CREATE ROLE app LOGIN;
+	SELECT idempotency.grant_usage('app');
+} . readme_sql('CREATE TABLE orders') =~ s/BEGIN;.*//sr . sql_of($page));
+
+my %way = ('on the server' => $node->port);
+my ($pgbouncer) = grep { -x } map { "$_/pgbouncer" } split(/:/, $ENV{PATH}), '/usr/sbin';
+my $pooler;
+$way{'through PgBouncer'} = start_pooler() if $pgbouncer;
+
+$ENV{PGHOST} = '127.0.0.1';
+$ENV{PGUSER} = 'app';
+$ENV{PGDATABASE} = 'postgres';
+for my $driver (@drivers)
+{
+	my ($name, $file, $command, $there, $protocol) = @$driver;
+
+  SKIP:
+	{
+		skip "$name is not installed" if !$there;
+		append_to_file("$dir/$file", program($name));
+		try($name, $_, $protocol // 'execute', @$command, "$dir/$file") for sort keys %way;
+	}
+}
+
+$pooler->kill_kill if $pooler;
+$node->stop;
+done_testing();
+
+# try(name, way, protocol, command...)
+sub try
+{
+	my ($name, $way, $protocol, @command) = @_;
+	my $key = "$name $way";
+	my $item = "book for $key";
+	my $logged = -s $node->logfile;
+
+	local $ENV{PGPORT} = $way{$way};
+	my ($first, $error) = printed(@command, $key, $item);
+	my $order = query("SELECT string_agg(id::text, ',') FROM orders WHERE item = '$item'");
+	my $stored = query("SELECT 'completed ' || (l).response FROM idempotency.lookup('pay', '$key') l
+		UNION ALL SELECT 'completed ' || (l).response FROM idempotency.lookup('orders', '$key') l");
+
+	is($first, "$stored\nmail $order\nindex $order\n", "$key: run, claim, take") or diag($error);
+	is(query("SELECT count(*) FROM payment WHERE order_no = '$item'"), '1', "$key: paid");
+	is(query('SELECT count(*) FROM idempotency.outbox'), '0', "$key: every event is acknowledged");
+	($first, $error) = printed(@command, $key, $item);
+	is($first, "$stored\n", "$key: the retry gets the first answers") or diag($error);
+	is(query("SELECT (SELECT count(*) FROM payment WHERE order_no = '$item') + (SELECT count(*) FROM orders WHERE item = '$item')"), '2', "$key: and does nothing");
+	($first, $error) = printed(@command, $key, 'another');
+	like($first, qr/^mismatch .*\nmismatch /, "$key: another request is told") or diag($error);
+	like(slurp_file($node->logfile, $logged), qr/LOG:  $protocol\b[^\n]*: SELECT \* FROM idempotency.run/, "$key: by the protocol that is meant");
+	return;
+}
+
+# printed(command...): what it prints, and its errors
+sub printed
+{
+	my ($out, $err);
+
+	run [@_], '<', \undef, '>', \$out, '2>', \$err, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
+	return ($out, $err);
+}
+
+# program(driver): the block of its section.
+sub program
+{
+	my ($name) = @_;
+
+	return $page =~ /^## \Q$name\E\n(?:(?!^## ).)*?^```\w+\n(.*?)^```$/ms ? $1 : die "no program for $name";
+}
+
+sub sql_of { return join '', $_[0] =~ /^```sql\n(.*?)^```$/gms; }
+
+# readme_sql(beginning): the block of the README that begins so.
+sub readme_sql
+{
+	my ($begins) = @_;
+
+	return slurp_file("$root/README.md") =~ /^```sql\n(\Q$begins\E.*?)^```$/ms ? $1 : die "no $begins";
+}
+
+# Its port.
+sub start_pooler
+{
+	my $port = PostgreSQL::Test::Cluster::get_free_port();
+
+	append_to_file("$dir/users.txt", qq{"app" ""\n});
+	append_to_file("$dir/pgbouncer.ini", sprintf <<'INI', $node->host, $node->port, $port, $dir, $dir);
+[databases]
+postgres = host=%s port=%d dbname=postgres
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = trust
+auth_file = %s/users.txt
+logfile = %s/pgbouncer.log
+ignore_startup_parameters = extra_float_digits
+pool_mode = transaction
+default_pool_size = 4
+INI
+	$pooler = start [ $pgbouncer, '-q', "$dir/pgbouncer.ini" ], '<', \undef;
+	for (1 .. 600)
+	{
+		last if system("psql -X -h 127.0.0.1 -p $port -U app -d postgres -c '' >/dev/null 2>&1") == 0;
+		select undef, undef, undef, 0.1;
+	}
+	return $port;
+}
