@@ -3,8 +3,8 @@
 # run twice with one key, on the server itself and through PgBouncer in transaction
 # mode, by a role that has grant_usage and the rights on its tables.
 #
-# A program whose driver is not installed is left out, with a word.  node pg is also
-# looked for in examples/http/node_modules, and where DRIVERS_NODE_MODULES says.
+# A program whose driver is not installed is left out, with a word.  node pg is the one
+# that examples/http names, by npm.
 
 use strict;
 use warnings;
@@ -22,21 +22,19 @@ use Test::More;
 my $root = abs_path(dirname(__FILE__) . '/..');
 my $page = slurp_file("$root/doc/drivers.md");
 my $dir = PostgreSQL::Test::Utils::tempdir();
-my ($modules) = grep { defined && -d "$_/pg" } $ENV{DRIVERS_NODE_MODULES}, "$root/examples/http/node_modules", '/usr/share/nodejs';
 my ($jdbc) = glob '/usr/share/java/postgresql.jar';
 my $python = '/usr/bin/python3';
 
 # each with its file, how it is run, how to tell that it is there, and how its
 # statements show in the server's log
 my @drivers = (
-	[ 'node pg', 'orders.mjs', ['node'], $modules && 'node --version' ],
-	[ 'psycopg 3', 'psycopg.py', [$python], "$python -c 'import psycopg'" ],
-	[ 'asyncpg', 'asyncpg.py', [$python], "$python -c 'import asyncpg'" ],
-	[ 'SQLAlchemy', 'alchemy.py', [$python], "$python -c 'import sqlalchemy, psycopg2'", 'statement' ],
+	[ 'node pg', 'orders.mjs', ['node'], "cp $root/examples/http/package*.json $dir && cd $dir && timeout 60 npm ci --omit=dev --ignore-scripts --no-audit --no-fund --prefer-offline" ],
+	[ 'psycopg 3', 'orders_psycopg.py', [$python], "$python -c 'import psycopg'" ],
+	[ 'asyncpg', 'orders_asyncpg.py', [$python], "$python -c 'import asyncpg'" ],
+	[ 'SQLAlchemy', 'orders_alchemy.py', [$python], "$python -c 'import sqlalchemy, psycopg2'", 'statement' ],
 	[ 'pgjdbc', 'Orders.java', [ 'java', '-cp', $jdbc ], $jdbc && 'javac -version' ],
 	[ 'ActiveRecord', 'orders.rb', ['ruby'], q{ruby -e 'require "active_record"; require "pg"'} ],
 );
-symlink $modules, "$dir/node_modules" or die $! if $modules;
 $_->[3] = $_->[3] && system("$_->[3] >/dev/null 2>&1") == 0 for @drivers;
 plan skip_all => 'no driver is installed' if !grep { $_->[3] } @drivers;
 
@@ -56,9 +54,6 @@ my ($pgbouncer) = grep { -x } map { "$_/pgbouncer" } split(/:/, $ENV{PATH}), '/u
 my $pooler;
 $way{'through PgBouncer'} = start_pooler() if $pgbouncer;
 
-$ENV{PGHOST} = '127.0.0.1';
-$ENV{PGUSER} = 'app';
-$ENV{PGDATABASE} = 'postgres';
 for my $driver (@drivers)
 {
 	my ($name, $file, $command, $there, $protocol) = @$driver;
@@ -71,9 +66,11 @@ for my $driver (@drivers)
 	}
 }
 
-$pooler->kill_kill if $pooler;
 $node->stop;
 done_testing();
+
+# also when a test dies
+END { local $?; $pooler->kill_kill if $pooler; }
 
 # try(name, way, protocol, command...)
 sub try
@@ -83,8 +80,7 @@ sub try
 	my $item = "book for $key";
 	my $logged = -s $node->logfile;
 
-	local $ENV{PGPORT} = $way{$way};
-	my ($first, $error) = printed(@command, $key, $item);
+	my ($first, $error) = printed($way, @command, $key, $item);
 	my $order = query("SELECT string_agg(id::text, ',') FROM orders WHERE item = '$item'");
 	my $stored = query("SELECT 'completed ' || (l).response FROM idempotency.lookup('pay', '$key') l
 		UNION ALL SELECT 'completed ' || (l).response FROM idempotency.lookup('orders', '$key') l");
@@ -92,21 +88,23 @@ sub try
 	is($first, "$stored\nmail $order\nindex $order\n", "$key: run, claim, take") or diag($error);
 	is(query("SELECT count(*) FROM payment WHERE order_no = '$item'"), '1', "$key: paid");
 	is(query('SELECT count(*) FROM idempotency.outbox'), '0', "$key: every event is acknowledged");
-	($first, $error) = printed(@command, $key, $item);
+	($first, $error) = printed($way, @command, $key, $item);
 	is($first, "$stored\n", "$key: the retry gets the first answers") or diag($error);
 	is(query("SELECT (SELECT count(*) FROM payment WHERE order_no = '$item') + (SELECT count(*) FROM orders WHERE item = '$item')"), '2', "$key: and does nothing");
-	($first, $error) = printed(@command, $key, 'another');
+	($first, $error) = printed($way, @command, $key, 'another');
 	like($first, qr/^mismatch .*\nmismatch /, "$key: another request is told") or diag($error);
 	like(slurp_file($node->logfile, $logged), qr/LOG:  $protocol\b[^\n]*: SELECT \* FROM idempotency.run/, "$key: by the protocol that is meant");
 	return;
 }
 
-# printed(command...): what it prints, and its errors
+# printed(way, command...): what it prints, and its errors
 sub printed
 {
+	my ($way, @command) = @_;
 	my ($out, $err);
 
-	run [@_], '<', \undef, '>', \$out, '2>', \$err, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
+	local @ENV{qw(PGHOST PGPORT PGUSER PGDATABASE)} = ('127.0.0.1', $way{$way}, 'app', 'postgres');
+	run \@command, '<', \undef, '>', \$out, '2>', \$err, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
 	return ($out, $err);
 }
 

@@ -112,7 +112,8 @@ need_suites() {
 		need pgbouncer test -x "$(PATH=$PATH:/usr/sbin command -v pgbouncer)"
 	fi
 	# what these are for is left out without them
-	((EUID != 0)) || for package in redis-server python3-redis python3-psycopg; do
+	((EUID != 0)) || for package in redis-server python3-redis python3-psycopg \
+		python3-asyncpg python3-sqlalchemy python3-psycopg2 libpostgresql-jdbc-java ruby-pg ruby-activerecord; do
 		want "$package" dpkg -s "$package"
 	done
 	# for most of Debian's own PostgreSQL; elsewhere its test is left out
