@@ -820,7 +820,7 @@ CREATE FUNCTION idempotency.key_counts(
   OUT estimate boolean
 ) RETURNS SETOF record
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_counts';
-COMMENT ON FUNCTION idempotency.key_counts(text) IS 'internal: keys by status and by scope, prefix or in total (scope NULL), sampled where the table is large; errors: 22004, 22023; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.key_counts(text) IS 'internal: keys by status and by scope, prefix or in total (scope NULL), sampled where the table is large; errors: 22004, 22023';
 
 -- What calls came to
 
@@ -1390,7 +1390,7 @@ CREATE FUNCTION idempotency.at_home(
   read_only    boolean
 ) RETURNS text[]
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_at_home';
-COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope; errors: 22004, 22023, 22P02, 42601, 42883, 55000, the function''s';
+COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope; errors: 22004, 22023, 22P02, 42601, 42602, 42883, 55000, the function''s';
 
 CREATE FUNCTION idempotency.spread_lock_scope(name text) RETURNS text
 LANGUAGE c STRICT IMMUTABLE AS 'MODULE_PATHNAME', 'idempotency_spread_lock_scope';
@@ -1447,7 +1447,7 @@ BEGIN
   END IF;
 END
 $$;
-COMMENT ON FUNCTION idempotency.share_secrets() IS 'internal: has the workers of a Citus cluster use the secrets of the coordinator; error: 55000';
+COMMENT ON FUNCTION idempotency.share_secrets() IS 'internal: has the workers of a Citus cluster use the secrets of the coordinator; errors: 42883, 55000';
 
 CREATE FUNCTION idempotency.grants() RETURNS SETOF text
 LANGUAGE sql

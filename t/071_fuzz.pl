@@ -267,7 +267,8 @@ note join ', ', map { "$_: $count{$_}" } sort keys %count;
 my %once;
 is(join("\n", grep { !$once{ substr($_, 0, 60) }++ } @wrong), '', 'only documented errors');
 is(join(' ', grep { !$reached{$_} } map { $_->{name} } @functions), '', 'every function was called');
-is(join(' ', grep { !$answered{$_} && !$is_trigger{$_} } sort keys %reached), '', 'and answered') if $calls >= 50000;
+# but those that only a Citus cluster answers
+is(join(' ', grep { !$answered{$_} && !$is_trigger{$_} && !/^(at_home|distribute|distribute_keys|share_secrets)$/ } sort keys %reached), '', 'and answered') if $calls >= 50000;
 note join ', ', map { "$_ $answered{$_}/$reached{$_}" } sort keys %reached;
 cmp_ok($made, '>=', 0.9 * $calls, 'as many calls as asked for');
 
@@ -337,6 +338,7 @@ BEGIN
     END LOOP;
   END LOOP;
 END $$;
+UPDATE idempotency.outbox_topics SET parked_blocks = false;
 UPDATE idempotency.outbox_leases SET deadline = '-infinity';
 UPDATE idempotency.outbox SET due = '-infinity' WHERE due < 'infinity'});
 my $waiting = $node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.outbox WHERE state IN ('r', 'l')});
@@ -705,6 +707,7 @@ sub text_value
 	return "'" . pick('echo', 'echo(jsonb)', 'answers', 'strictly', 'silent', 'raises', 'nests', 'settles', 'many', 'wants_int', 'does', 'gathers', 'no_such', 'pg_sleep', 'public.echo(jsonb)',
 		'meddle', 'idempotency.guard_state', 'idempotency.claim', 'echo(', 'echo(int)', 'jsonb_typeof', 'pg_catalog.jsonb_strip_nulls', '"Echo"', 'row_number', 'echo(jsonb, jsonb)') . "'" if $name eq 'function';
 	return pick(qw('usage' 'admin' 'x')) if $name eq 'audience';
+	return pick(qw('scope' 'prefix' 'total' 'x')) if $name eq 'by';
 	return pick(qw('k1' 'k1' 'k2' 'k3' 'k4')) if rand() < 0.95;
 	return 'md5(random()::text)';
 }
