@@ -279,7 +279,7 @@ $session->{stderr} = '';
 is($session->query(q{SELECT idempotency.once('pay', 'still')}), 't', 'and goes on');
 $session->quit;
 my %call = (
-	claim => q{'a', 'b'}, run => q{'a', 'b', 'jsonb_strip_nulls', '{}'}, lookup => q{'pay', 'k'}, lease => q{'a', 'b', '1 day'},
+	claim => q{'a', 'b'}, run => q{'a', 'b', 'jsonb_pretty', '{}'}, lookup => q{'pay', 'k'}, lease => q{'a', 'b', '1 day'},
 	fire => q{'ord', 2, 'pay'}, update_if => q{'ord', 2, 2, '{}'}, check_token => qq{'$token', 's', 'p'});
 for my $function (sort keys %call)
 {
