@@ -172,7 +172,7 @@ for (split /\n/, $node->safe_psql('postgres', q{
 	       (SELECT string_agg(t::regtype::text, ',' ORDER BY n) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS a(t, n)),
 	       array_to_string(p.proargnames, ','),
 	       concat_ws(',', CASE WHEN has_function_privilege('regress_app', p.oid, 'EXECUTE') THEN 'regress_app' END, CASE WHEN has_function_privilege('regress_admin', p.oid, 'EXECUTE') THEN 'regress_admin' END,
-	         CASE WHEN prosrc <> '' AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'sql') THEN 'sql' END),
+	         CASE WHEN prolang = (SELECT oid FROM pg_language WHERE lanname = 'sql') THEN 'sql' END),
 	       obj_description(p.oid, 'pg_proc')
 	FROM pg_proc p WHERE p.pronamespace = 'idempotency'::regnamespace ORDER BY p.oid::regprocedure::text}))
 {
@@ -338,7 +338,7 @@ BEGIN
     END LOOP;
   END LOOP;
 END $$;
-UPDATE idempotency.outbox_topics SET parked_blocks = false;
+UPDATE idempotency.outbox SET state = 'p' WHERE state = 'b';	-- that block their keys
 UPDATE idempotency.outbox_leases SET deadline = '-infinity';
 UPDATE idempotency.outbox SET due = '-infinity' WHERE due < 'infinity'});
 my $waiting = $node->safe_psql('postgres', q{SELECT count(*) FROM idempotency.outbox WHERE state IN ('r', 'l')});

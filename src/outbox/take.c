@@ -28,6 +28,9 @@
 #define MAX_APART	32
 #define MAX_PASSED	200000
 
+/* and so often it does that if it found nothing to hand out; some seconds */
+#define MAX_ROUNDS	100
+
 /* how often floors are raised on the way, in events */
 #define RAISE_EVERY	256
 
@@ -61,6 +64,7 @@ typedef struct Take
 	int64		nhanded;
 	int64		npassed;
 	bool		busy;			/* was something locked by a rival taker? */
+	bool		more_leases;	/* are there more that are over? */
 	bool		passed_on;		/* may the next one of a key go now, perhaps
 								 * at a place that was read already? */
 
@@ -128,18 +132,24 @@ idempotency_take(PG_FUNCTION_ARGS)
 	ik_check_columns(take->result->setDesc, lengthof(types), types);
 
 	open_take(take, "idempotency.take()");
-	for (int i = 0; i < MAX_TRIES; i++)
+	for (int i = 0, rounds = 0; i < MAX_TRIES && rounds < MAX_ROUNDS; rounds++)
 	{
 		take->busy = false;
+		take->more_leases = false;
 		take->floor = ik_topic_floor(take->topic, box->now);
 		take_leases_apart(take);
 		take_events(take);
 		if (take->floor->read_at == box->now)
 			take->floor->cost = GetCurrentTimestamp() - box->now;
-		if (take->nhanded > 0 || !take->busy)
+		if (take->nhanded > 0 || !(take->busy || take->more_leases))
 			break;
 
+		/* what was out may all have been parked: so go on with what else was */
+		if (take->more_leases)
+			continue;
+
 		/* a rival is about to say which ones it takes */
+		i++;
 		pg_usleep(1000);
 		CHECK_FOR_INTERRUPTS();
 		box->now = GetCurrentTimestamp();
@@ -250,6 +260,7 @@ take_leases_apart(Take *take)
 		if (n++ == MAX_APART)
 		{
 			first = Min(first, deadline);
+			take->more_leases = true;
 			break;
 		}
 		if (take->only_look)

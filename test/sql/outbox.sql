@@ -316,3 +316,19 @@ DROP VIEW events_out;
 SELECT idempotency.revoke_usage('regress_outbox_app');
 DROP ROLE regress_outbox_app;
 DROP ROLE regress_outbox_nobody;
+
+-- many leases that are over and whose events are all parked hide no other
+SELECT count(*) AS topics FROM idempotency.set_topic('apart', 1) s;
+SELECT cardinality(idempotency.emit_batch('apart', array_fill('1'::jsonb, ARRAY[2200]))) AS emitted;
+SELECT count(*) AS parked FROM idempotency.take('apart', 5000, '1 h');
+SELECT cardinality(idempotency.emit_batch('apart', '{2}')) AS emitted;
+SELECT count(*) AS comes FROM idempotency.take('apart', 5000, '1 h');
+UPDATE idempotency.outbox SET tries = -5 WHERE topic = 'apart' AND payload = '2';
+UPDATE idempotency.outbox_leases SET deadline = now() - CASE WHEN taken = (SELECT max(taken) FROM idempotency.outbox_leases WHERE topic = 'apart') THEN interval '1 h' ELSE interval '2 h' END
+WHERE topic = 'apart';
+\c -
+SELECT payload FROM idempotency.take('apart', 5000, '1 h');
+SELECT count(*) AS parked FROM idempotency.outbox WHERE topic = 'apart' AND state = 'p';
+DELETE FROM idempotency.outbox WHERE topic = 'apart';
+DELETE FROM idempotency.outbox_leases WHERE topic = 'apart';
+DELETE FROM idempotency.outbox_topics WHERE topic = 'apart';
