@@ -10,6 +10,7 @@
 #include "access/htup_details.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
@@ -110,6 +111,7 @@ check_members(JsonbContainer *container, Oid type, const char *column)
 	JsonbValue	value;
 	Oid			of_value = InvalidOid;
 
+	check_stack_depth();
 	if (OidIsValid(element) && JsonContainerIsArray(container))
 		of_value = element;
 	else if (base != RECORDOID && type_is_rowtype(base) &&
@@ -125,6 +127,7 @@ check_members(JsonbContainer *container, Oid type, const char *column)
 		{
 			int			i;
 
+			Assert(desc != NULL);	/* only objects have keys */
 			for (i = 0; i < desc->natts; i++)
 			{
 				Form_pg_attribute attr = TupleDescAttr(desc, i);
