@@ -338,6 +338,7 @@ BEGIN
     END LOOP;
   END LOOP;
 END $$;
+UPDATE idempotency.outbox_topics SET parked_blocks = false;
 UPDATE idempotency.outbox SET state = 'p' WHERE state = 'b';	-- that block their keys
 UPDATE idempotency.outbox_leases SET deadline = '-infinity';
 UPDATE idempotency.outbox SET due = '-infinity' WHERE due < 'infinity'});
