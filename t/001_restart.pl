@@ -59,6 +59,7 @@ for my $p (qw(commit rollback crash_commit crash_rollback))
 $node->safe_psql('postgres', q{BEGIN; INSERT INTO payment VALUES ('no key', 1); SELECT idempotency.lookup('restart', 'commit'); PREPARE TRANSACTION 'no key';});
 is( $node->safe_psql('postgres', q{SELECT string_agg(prepared_gid, ' ' ORDER BY prepared_gid), bool_and(mode = 'transaction' AND pid IS NULL AND since <= now()) FROM idempotency.in_flight}),
 	'commit crash_commit crash_rollback rollback|t', 'in_flight tells which prepared transactions hold keys');
+is($node->safe_psql('postgres', q{SELECT prepared_gid FROM idempotency.holder('restart', 'commit once')}), 'commit', 'so does holder(), behind a savepoint');
 $node->safe_psql('postgres', q{ROLLBACK PREPARED 'no key'});
 is(query(sprintf $nowait, 'commit'), 'in_progress|', 'a prepared claim is in progress');
 is(sqlstate(q{SET idempotency.default_wait = 0; SELECT idempotency.once('restart', 'commit once');}),
