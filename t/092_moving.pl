@@ -69,7 +69,7 @@ sleep $seconds;
 my $rate = (value('SELECT count(*) FROM answer') - $before) / (time - $alone);
 
 cmp_ok($rate, '>', 0, 'requests go on');
-my $killed = start [ 'psql', '-XAtq', '-d', $node->connstr('postgres') . ' application_name=import', '-c', 'CALL import_keys(100)' ], '>&', \my $output;
+my $killed = start [ 'psql', '-XAtq', '-d', $node->connstr('postgres') . ' application_name=import', '-c', 'CALL import_keys(1)' ], '>&', \my $output;
 $node->poll_query_until('postgres', "SELECT count(*) > 500 FROM idempotency.keys WHERE scope = 'pay'");
 value("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'import'");
 ok(!$killed->finish, 'an import is killed');
