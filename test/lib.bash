@@ -197,7 +197,7 @@ make_variable() {
 
 # suite NAME LISTED MAKE-ARGUMENT...: runs one suite, its output to the screen
 # and to $work/NAME.log.
-suite_seconds=600
+suite_seconds=1800
 suite() {
 	local name=$1 listed=$2 status
 	shift 2
