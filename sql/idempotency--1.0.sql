@@ -359,7 +359,7 @@ COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'admin: 
 
 CREATE FUNCTION idempotency.drop_machine(name text) RETURNS jsonb
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_drop_machine';
-COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'admin: forgets a state machine, and returns its definition; errors: IK007 unknown, 2BP01 still attached, 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.drop_machine(text) IS 'admin: forgets a state machine, and returns its definition; errors: IK007 unknown, 2BP01 still attached, 22004, 22023, 25006, 40001';
 
 CREATE FUNCTION idempotency.guard_state() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_guard_state';

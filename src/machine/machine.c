@@ -110,7 +110,11 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
 					   " WHERE m.name OPERATOR(pg_catalog.=) $1"
 					   " RETURNING m.definition",
 					   1, types, values, &definition) != 1)
-		elog(ERROR, "machine \"%s\" was not deleted", name);
+		/* defined after this transaction's snapshot was taken */
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not serialize access due to a concurrent change of machine \"%s\"",
+						name)));
 	table_close(rel, NoLock);
 	PG_RETURN_DATUM(definition);
 }
