@@ -111,6 +111,7 @@ ISOLATION = \
 	lease_takeover \
 	machine_ddl \
 	machine_race \
+	machine_snapshot \
 	outbox_ack \
 	outbox_busy \
 	outbox_late \
