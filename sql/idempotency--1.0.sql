@@ -355,7 +355,7 @@ CREATE FUNCTION idempotency.define_machine(
   cyclic     boolean DEFAULT false
 ) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_define_machine';
-COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'admin: defines a state machine or replaces it, for every session at once; definition: {"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}; cyclic: rows may come back to a state; false: it was defined so already; errors: 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.define_machine(text, jsonb, boolean) IS 'admin: defines a state machine or replaces it, for every session at once; definition: {"initial": "A", "transitions": {"A": {"event": "B"}, "B": ["C"]}}; cyclic: rows may come back to a state; false: it was defined so already; errors: 22004, 22023, 25006, 40001';
 
 CREATE FUNCTION idempotency.drop_machine(name text) RETURNS jsonb
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_drop_machine';
