@@ -43,6 +43,7 @@ for my $edit (
 # The delta repeats what is only replaced: the list of privileges, and the views
 # and functions that name the columns of what they read.
 my $delta = slurp_file('test/extension_update/delta.sql');
+is($delta =~ s/^-- Here stands what fresh\.sql has\.\n/$added/m, 1, 'repeat: what is new');
 for my $replaced (qr/FUNCTION idempotency\.privileges_of.*?\$\$;\n/s,
 	qr/VIEW idempotency\.in_flight.*?;\n/s,
 	qr/FUNCTION idempotency\.key_stats.*?^END;\n/sm, qr/VIEW idempotency\.stats.*?;\n/s,
