@@ -85,7 +85,7 @@ ik_define_settings(void)
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.max_ttl",
-							"How long an answer can be replayed, whatever ttl the caller gives.",
+							"How long an answer can be replayed, even if the caller gives a longer ttl.",
 							NULL,
 							&ik_max_ttl,
 							366 * 24 * 60 * 60, 1, INT_MAX,

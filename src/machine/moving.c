@@ -74,6 +74,7 @@ ik_remember_moving_row(TriggerData *trigdata, const TableInfo *table,
 	NameRef		state;
 	MovingRow  *row;
 
+	/* not a move to another partition */
 	if (!HeapTupleHeaderIndicatesMovedPartitions(header))
 		return;
 
@@ -110,6 +111,7 @@ ik_remember_moving_row(TriggerData *trigdata, const TableInfo *table,
 	}
 	MemoryContextSwitchTo(old);
 
+	/* complete: from here on it lasts as long as the transaction */
 	MemoryContextSetParent(context, TopTransactionContext);
 	row->next = moving_rows;
 	moving_rows = row;

@@ -97,6 +97,7 @@ idempotency_topic_counts(PG_FUNCTION_ARGS)
 	box->now = GetCurrentTimestamp();
 
 	factor = ik_sample(box->events.rel, count_event, &counts);
+	/* too many to read all: an estimate, and rare topics by themselves */
 	if (factor > 1)
 	{
 		text	   *topic = NULL;
@@ -110,6 +111,7 @@ idempotency_topic_counts(PG_FUNCTION_ARGS)
 			count->leased = rint(count->leased * factor);
 			count->parked = rint(count->parked * factor);
 		}
+		/* a sample misses topics of few events; the index has them all */
 		while (looked < MAX_LOOKED && next_topic(&box->events, box->event, &topic))
 			count_exactly(&counts, topic, &looked);
 	}

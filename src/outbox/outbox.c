@@ -131,6 +131,7 @@ idempotency_emit_batch(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("payloads and keys must have the same number of elements"),
 				 errhint("NULL as an element stands for no key, NULL as keys for none at all.")));
+	/* all is judged before anything is written */
 	for (int i = 0; keys != NULL && i < n; i++)
 		if (!no_key[i])
 			check_ordering_key(DatumGetTextPP(keys[i]));
@@ -138,6 +139,7 @@ idempotency_emit_batch(PG_FUNCTION_ARGS)
 
 	ik_open_outbox(&box, "idempotency.emit_batch()", false);
 	(void) GetTopTransactionId();
+	/* read after the lock, which may have been waited for */
 	now = GetCurrentTimestamp();
 	due = due_argument(fcinfo, 3, now);
 	ids = palloc(Max(n, 1) * sizeof(Datum));

@@ -175,6 +175,7 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 	initStringInfo(&names);
 	collect_names(&names, PG_ARGISNULL(2) ? NULL : PG_GETARG_ARRAYTYPE_P(2),
 				  new_row);
+	/* the plan is held: code of the caller's may drop it while it runs */
 	call.kept = get_shape(call.rel, &names);
 	call.shape = call.kept->extra;
 	ik_hold_plan(call.kept);

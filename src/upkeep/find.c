@@ -110,6 +110,7 @@ idempotency_find_keys(PG_FUNCTION_ARGS)
 	}
 	end_pages(&pages);
 	UnregisterSnapshot(snapshot);
+	/* bounded: say where the next call goes on */
 	if (pages.end < pages.blocks)
 		ereport(NOTICE,
 				(errmsg("looked at %u pages from page %u on, of %u",
@@ -154,6 +155,7 @@ idempotency_forget_scope(PG_FUNCTION_ARGS)
 		ik_read_key(pages.slot, &key);
 		if (!same_text(scope, key.scope))
 			continue;
+		/* what is at work stays, and what a rival is about to change */
 		if (rival || key.status == STATUS_LEASED ||
 			!ik_remove_row(&ik_purge_keys, pages.rel, pages.slot,
 						   ik_lock_hash(scope, DatumGetTextPP(PointerGetDatum(key.key)))))
