@@ -99,7 +99,8 @@ install_missing() {
 # What it takes to build the extension and to start a server.
 need_postgres() {
 	need "postgresql-$PG_MAJOR" test -x "$(dirname "$PG_CONFIG")/postgres"
-	need "postgresql-server-dev-$PG_MAJOR" sh -c "test -f \"\$('$PG_CONFIG' --pgxs)\""
+	# its makefiles come with the client already
+	need "postgresql-server-dev-$PG_MAJOR" sh -c "test -f \"\$('$PG_CONFIG' --includedir-server)/postgres.h\""
 	need make command -v make
 	need gcc command -v gcc
 }
