@@ -305,7 +305,7 @@ part() {
 
 # Waits for the parts and shows them in their order, in full if one failed.
 finish_parts() {
-	local i status seconds ok bad log
+	local i status seconds ok bad log broken=()
 	wait
 	for i in "${!parts[@]}"; do
 		log=$work/part$((i + 1))
@@ -317,7 +317,13 @@ finish_parts() {
 		else
 			say "${parts[i]}: FAILED, $seconds s"
 			sed '$ s/^\([0-9]* passed\), \([0-9]* failed\)$/(\1 and \2)/' "$log"
+			broken+=("$i")
 		fi
+	done
+	# what failed once more, at the end, where a reader looks first
+	for i in "${broken[@]}"; do
+		say "failed in ${parts[i]}"
+		grep -aE '^not ok|^#   |FAILED|^failed:|^[-+]([^-+]|$)|rror:' "$work/part$((i + 1))" | head -n 60
 	done
 	finish
 }
