@@ -45,8 +45,9 @@ extern Datum ik_result(FunctionCallInfo fcinfo, int natts, const Oid *types,
 extern void ik_check_columns(TupleDesc desc, int natts, const Oid *types);
 extern void ik_check_rows(TupleDesc desc, Relation rel);
 extern Oid	ik_argument_type(FunctionCallInfo fcinfo, int argument);
-extern void ik_check_text(const text *value, Size limit, const char *name,
-						  const char *hint);
+extern Datum ik_constant_text(text **made, const char *constant);
+pg_noreturn extern void ik_refuse_text(const text *value, Size limit,
+									   const char *name, const char *hint);
 extern int32 ik_max_argument(FunctionCallInfo fcinfo, int argument);
 extern void ik_not_null(FunctionCallInfo fcinfo, int argument,
 						const char *name);
@@ -55,6 +56,19 @@ extern int	ik_array_argument(FunctionCallInfo fcinfo, int argument,
 							  Datum **elements, bool **nulls);
 extern void ik_refuse_to_write(const char *function);
 extern text *ik_response_text(Oid type, Datum value);
+
+/*
+ * A text that names something: 22004 if NULL, 22023 if empty or longer than
+ * limit bytes.  The hint says what it is for.
+ */
+static inline void
+ik_check_text(const text *value, Size limit, const char *name,
+			  const char *hint)
+{
+	if (unlikely(value == NULL || VARSIZE_ANY_EXHDR(value) == 0 ||
+				 VARSIZE_ANY_EXHDR(value) > limit))
+		ik_refuse_text(value, limit, name, hint);
+}
 
 /* shared.c: shared memory; NULL where the server has none for us */
 #define IK_BACKEND_BYTES 5120	/* of one backend */

@@ -14,10 +14,32 @@
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 #include "utils/typcache.h"
 
+/*
+ * What a function returns, found out once.  An entry of the type cache stays
+ * where it is; its descriptor goes when the type is altered, and one that comes
+ * in its place has another number.
+ */
+typedef struct ResultType
+{
+	Oid			function;		/* invalid: nothing is known */
+	TypeCacheEntry *type;
+	uint64		checked;		/* the number of the descriptor that has the
+								 * columns which the code knows */
+} ResultType;
+
+/* by the function's OID; more of them than functions that return a row */
+static ResultType result_types[64];
+
+static void learn_result_type(ResultType *result, Oid function, int natts,
+							  const Oid *types);
+static void forget_result_types(Datum arg, int cacheid, uint32 hashvalue);
 static void unknown_row_type(void);
 
 /*
@@ -29,11 +51,55 @@ Datum
 ik_result(FunctionCallInfo fcinfo, int natts, const Oid *types,
 		  Datum *values, bool *nulls)
 {
-	Oid			type = get_func_rettype(fcinfo->flinfo->fn_oid);
-	TypeCacheEntry *entry = lookup_type_cache(type, TYPECACHE_TUPDESC);
+	Oid			function = fcinfo->flinfo->fn_oid;
+	ResultType *result = &result_types[function % lengthof(result_types)];
 
-	ik_check_columns(entry->tupDesc, natts, types);
-	return HeapTupleGetDatum(heap_form_tuple(entry->tupDesc, values, nulls));
+	if (unlikely(result->function != function ||
+				 result->type->tupDesc == NULL ||
+				 result->type->tupDesc_identifier != result->checked))
+		learn_result_type(result, function, natts, types);
+	return HeapTupleGetDatum(heap_form_tuple(result->type->tupDesc,
+											 values, nulls));
+}
+
+static void
+learn_result_type(ResultType *result, Oid function, int natts,
+				  const Oid *types)
+{
+	static bool callback_registered = false;
+	TypeCacheEntry *type = lookup_type_cache(get_func_rettype(function),
+											 TYPECACHE_TUPDESC);
+
+	ik_check_columns(type->tupDesc, natts, types);
+	if (!callback_registered)
+	{
+		CacheRegisterSyscacheCallback(PROCOID, forget_result_types, (Datum) 0);
+		callback_registered = true;
+	}
+	result->function = function;
+	result->type = type;
+	result->checked = type->tupDesc_identifier;
+}
+
+/* A function's OID may come to stand for another function. */
+static void
+forget_result_types(Datum arg, int cacheid, uint32 hashvalue)
+{
+	memset(result_types, 0, sizeof(result_types));
+}
+
+/* What names a constant, as text that is made once in a backend. */
+Datum
+ik_constant_text(text **made, const char *constant)
+{
+	if (unlikely(*made == NULL))
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		*made = cstring_to_text(constant);
+		MemoryContextSwitchTo(old);
+	}
+	return PointerGetDatum(*made);
 }
 
 /*
@@ -90,13 +156,10 @@ ik_argument_type(FunctionCallInfo fcinfo, int argument)
 	return OidIsValid(type) ? type : TEXTOID;
 }
 
-/*
- * A text that names something: 22004 if NULL, 22023 if empty or longer than
- * limit bytes.  The hint says what it is for.
- */
+/* The error that ik_check_text() has found. */
 void
-ik_check_text(const text *value, Size limit, const char *name,
-			  const char *hint)
+ik_refuse_text(const text *value, Size limit, const char *name,
+			   const char *hint)
 {
 	if (value == NULL)
 		ereport(ERROR,
@@ -108,11 +171,10 @@ ik_check_text(const text *value, Size limit, const char *name,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("%s must not be empty", name),
 				 errhint("%s", hint)));
-	if (VARSIZE_ANY_EXHDR(value) > limit)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s is longer than %zu bytes", name, limit),
-				 errhint("Use a digest of it instead.")));
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("%s is longer than %zu bytes", name, limit),
+			 errhint("Use a digest of it instead.")));
 }
 
 /* How many rows at the most: 22004 if NULL, 22023 if not positive. */

@@ -121,7 +121,9 @@ ik_check_key(const text *key, const char *name)
 Datum
 ik_status_datum(KeyStatus status)
 {
-	return CStringGetTextDatum(ik_key_statuses[status]);
+	static text *made[COUNTED_OUTCOMES];
+
+	return ik_constant_text(&made[status], ik_key_statuses[status]);
 }
 
 /*

@@ -484,11 +484,12 @@ token_result(FunctionCallInfo fcinfo, const Token *token, TokenStatus status)
 		TEXTOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 		TIMESTAMPTZOID
 	};
+	static text *made[COUNTED_OUTCOMES];
 	Datum		values[6] = {0};
 	bool		nulls[6];
 
 	memset(nulls, true, sizeof(nulls));
-	values[0] = CStringGetTextDatum(ik_token_statuses[status]);
+	values[0] = ik_constant_text(&made[status], ik_token_statuses[status]);
 	nulls[0] = false;
 	if (status != TOKEN_INVALID)
 	{
