@@ -84,19 +84,8 @@ extern ErrorData *ik_try(void (*something) (void *arg), void *arg);
 extern bool ik_wait(TimestampTz give_up, void (*wait) (void *arg), void *arg);
 
 /* siphash.c: a hash under a secret key */
-typedef struct Sip
-{
-	uint64		v0;
-	uint64		v1;
-	uint64		v2;
-	uint64		v3;
-	uint64		tail;			/* bytes that do not fill a word yet */
-	uint64		len;			/* bytes so far */
-} Sip;
-
-extern void ik_sip_start(Sip *sip, const uint8 *key);
-extern void ik_sip_add(Sip *sip, const void *data, Size len);
-extern void ik_sip_finish(Sip *sip, uint8 *hash);
+extern void ik_siphash(const uint8 *key, const void *data, Size len,
+					   uint8 *hash, Size size);
 
 /* time.c: the one judgement of every interval */
 extern TimestampTz ik_after(TimestampTz from, const Interval *interval,

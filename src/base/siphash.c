@@ -16,82 +16,55 @@
 
 #include "port/pg_bswap.h"
 
+typedef struct Sip
+{
+	uint64		v0;
+	uint64		v1;
+	uint64		v2;
+	uint64		v3;
+} Sip;
+
 static inline void add_word(Sip *sip, uint64 word);
 static inline void mix(Sip *sip);
 static inline uint64 get_word(const uint8 *bytes, int len);
 static inline void put_word(uint8 *bytes, uint64 word);
 
-/* The key has 16 bytes. */
+/*
+ * The first 8 or all 16 bytes of the hash, as size says; the key has 16.  The
+ * constants are the paper's; 0xee asks for 128 bits.
+ */
 void
-ik_sip_start(Sip *sip, const uint8 *key)
+ik_siphash(const uint8 *key, const void *data, Size len, uint8 *hash,
+		   Size size)
 {
+	const uint8 *bytes = data;
+	uint64		last = (uint64) len << 56;
 	uint64		k0 = get_word(key, 8);
 	uint64		k1 = get_word(key + 8, 8);
+	Sip			sip = {
+		.v0 = k0 ^ UINT64CONST(0x736f6d6570736575),
+		.v1 = k1 ^ UINT64CONST(0x646f72616e646f6d) ^ 0xee,
+		.v2 = k0 ^ UINT64CONST(0x6c7967656e657261),
+		.v3 = k1 ^ UINT64CONST(0x7465646279746573)
+	};
 
-	/* the constants are the paper's; 0xee asks for 128 bits */
-	sip->v0 = k0 ^ UINT64CONST(0x736f6d6570736575);
-	sip->v1 = k1 ^ UINT64CONST(0x646f72616e646f6d) ^ 0xee;
-	sip->v2 = k0 ^ UINT64CONST(0x6c7967656e657261);
-	sip->v3 = k1 ^ UINT64CONST(0x7465646279746573);
-	sip->tail = 0;
-	sip->len = 0;
-}
-
-/* Add some bytes; how they are cut into calls makes no difference. */
-void
-ik_sip_add(Sip *to, const void *data, Size len)
-{
-	Sip			sip;
-	const uint8 *bytes = data;
-	int			filled = to->len % 8 * 8;	/* bits of the tail in use */
-
-	if (filled + len * 8 < 64)
-	{
-		to->tail |= get_word(bytes, len) << filled;
-		to->len += len;
-		return;
-	}
-
-	sip = *to;					/* in registers, for the loop */
-	sip.len += len;
-	if (filled == 0)
-		for (; len >= 8; bytes += 8, len -= 8)
-			add_word(&sip, get_word(bytes, 8));
-	else
-		for (; len >= 8; bytes += 8, len -= 8)
-		{
-			uint64		word = get_word(bytes, 8);
-
-			add_word(&sip, sip.tail | word << filled);
-			sip.tail = word >> (64 - filled);
-		}
+	for (; len >= 8; bytes += 8, len -= 8)
+		add_word(&sip, get_word(bytes, 8));
 	if (len > 0)
-	{
-		uint64		word = get_word(bytes, len);
+		last |= get_word(bytes, len);
+	add_word(&sip, last);
 
-		sip.tail |= word << filled;
-		if (filled + len * 8 >= 64)
-		{
-			add_word(&sip, sip.tail);
-			sip.tail = word >> (64 - filled);
-		}
-	}
-	*to = sip;
-}
-
-/* The hash has 16 bytes. */
-void
-ik_sip_finish(Sip *sip, uint8 *hash)
-{
-	add_word(sip, sip->tail | sip->len << 56);
-	sip->v2 ^= 0xee;
+	sip.v2 ^= 0xee;
 	for (int round = 0; round < 4; round++)
-		mix(sip);
-	put_word(hash, sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
-	sip->v1 ^= 0xdd;
+		mix(&sip);
+	put_word(hash, sip.v0 ^ sip.v1 ^ sip.v2 ^ sip.v3);
+	if (size == 8)
+		return;
+	Assert(size == 16);
+	sip.v1 ^= 0xdd;
 	for (int round = 0; round < 4; round++)
-		mix(sip);
-	put_word(hash + 8, sip->v0 ^ sip->v1 ^ sip->v2 ^ sip->v3);
+		mix(&sip);
+	put_word(hash + 8, sip.v0 ^ sip.v1 ^ sip.v2 ^ sip.v3);
 }
 
 static inline void

@@ -102,24 +102,17 @@ take_print(const KeyRequest *request, const Secret *secret,
 		   Fingerprint *print)
 {
 	uint32		id = pg_hton32((uint32) secret->id);
-	Sip			sip;
+	const text *bytes = request->fingerprint;
 
-	ik_sip_start(&sip, secret->for_requests);
-	if (request->fingerprint != NULL)
+	print->kind = OF_TEXT;
+	if (bytes == NULL)
 	{
-		print->kind = OF_TEXT;
-		ik_sip_add(&sip, VARDATA_ANY(request->fingerprint),
-				   VARSIZE_ANY_EXHDR(request->fingerprint));
-	}
-	else
-	{
-		const Jsonb *bytes = without_scales(request->request);
-
 		print->kind = OF_REQUEST;
-		ik_sip_add(&sip, VARDATA(bytes), VARSIZE(bytes) - VARHDRSZ);
+		bytes = (const text *) without_scales(request->request);
 	}
 	memcpy(print->secret, &id, sizeof(print->secret));
-	ik_sip_finish(&sip, print->digest);
+	ik_siphash(secret->for_requests, VARDATA_ANY(bytes),
+			   VARSIZE_ANY_EXHDR(bytes), print->digest, sizeof(print->digest));
 }
 
 /*

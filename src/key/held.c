@@ -45,6 +45,8 @@ static Claim **chains = few_chains;
 static uint32 nchains = FEW_CLAIMS;
 static uint32 nclaims = 0;
 
+static bool is_open_claim(const Claim *claim, const text *scope,
+						  const text *key);
 static void link_claim(Claim *claim);
 static void grow_table(void);
 static void remove_claim(Claim *claim);
@@ -109,14 +111,28 @@ ik_find_claim(const text *scope, const text *key)
 
 	if (nclaims == 0)
 		return NULL;
+
+	/* the usual one is compared sooner than hashed */
+	if (nclaims == 1)
+	{
+		Claim	   *claim = dlist_head_element(Claim, node, &claims);
+
+		return is_open_claim(claim, scope, key) ? claim : NULL;
+	}
 	lock_hash = ik_lock_hash(scope, key);
 	for (Claim *claim = chains[lock_hash % nchains]; claim; claim = claim->next)
 	{
-		if (claim->lock_hash == lock_hash && claim->settled == 0 &&
-			same_text(claim->key, key) && same_text(claim->scope, scope))
+		if (claim->lock_hash == lock_hash && is_open_claim(claim, scope, key))
 			return claim;
 	}
 	return NULL;
+}
+
+static bool
+is_open_claim(const Claim *claim, const text *scope, const text *key)
+{
+	return claim->settled == 0 &&
+		same_text(claim->key, key) && same_text(claim->scope, scope);
 }
 
 /*

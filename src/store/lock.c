@@ -61,16 +61,20 @@ ik_lock_hash(const text *scope, const text *key)
 {
 	static const uint8 no_secret[16] = {0};
 	const Secret *secret = ik_newest_secret();
-	uint8		digest[16];
+	Size		scope_len = VARSIZE_ANY_EXHDR(scope);
+	Size		key_len = VARSIZE_ANY_EXHDR(key);
+	Size		len = scope_len + 1 + key_len;
+	char		few[1024];		/* a key of the longest kind fits in */
+	char	   *name = len <= sizeof(few) ? few : palloc(len);
 	uint64		hash;
-	Sip			sip;
 
-	ik_sip_start(&sip, secret ? secret->for_locks : no_secret);
-	ik_sip_add(&sip, VARDATA_ANY(scope), VARSIZE_ANY_EXHDR(scope));
-	ik_sip_add(&sip, "", 1);
-	ik_sip_add(&sip, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
-	ik_sip_finish(&sip, digest);
-	memcpy(&hash, digest, sizeof(hash));
+	memcpy(name, VARDATA_ANY(scope), scope_len);
+	name[scope_len] = '\0';
+	memcpy(name + scope_len + 1, VARDATA_ANY(key), key_len);
+	ik_siphash(secret ? secret->for_locks : no_secret, name, len,
+			   (uint8 *) &hash, sizeof(hash));
+	if (name != few)
+		pfree(name);
 #ifdef IK_COLLISIONS
 	if (ik_debug_hash_bits < 64)
 		hash &= (UINT64CONST(1) << ik_debug_hash_bits) - 1;
