@@ -652,8 +652,10 @@ home_of(const text *scope)
 	int			low = 0;
 	int			high;
 
-	learn();
-	if (cluster.shape != SHAPE_DISTRIBUTED)
+	/* most databases are on one server, and each call asks */
+	if (!cluster.known)
+		learn();
+	if (likely(cluster.shape != SHAPE_DISTRIBUTED))
 		return NULL;
 
 	/* Citus hashes with the function of the type's operator class */
