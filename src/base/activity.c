@@ -90,8 +90,8 @@ static void stop_counting(int code, Datum arg);
 static void add_counts(Counts *sum, Counts *counts, int sign);
 static void sum_counts(Counts *sum);
 static void fill_entry(KeyEntry *entry, uint64 lock_hash,
-					   const text *scope,
-					   const text *key);
+					   const text *scope, const text *key,
+					   TimestampTz since);
 static KeyEntry *last_key(void);
 static void drop_last_key(void);
 static void begin_change(void);
@@ -109,12 +109,10 @@ static void at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
  * is memory; called once in a backend.
  */
 void
-ik_start_counting(void)
+ik_begin_counting(void)
 {
 	BackendActivity *share;
 
-	if (ik_counting)
-		return;
 	ik_counting = true;
 	RegisterXactCallback(at_xact_end, NULL);
 	RegisterSubXactCallback(at_subxact_end, NULL);
@@ -223,23 +221,20 @@ ik_write_rounds(const WorkerRounds *rounds)
  */
 void
 ik_show_key(uint64 lock_hash, const text *scope,
-			const text *key)
+			const text *key, TimestampTz since)
 {
-	KeysInHand *hand = &mine->hand;
+	KeysInHand *hand;
 	Size		size = ENTRY_SIZE(VARSIZE_ANY_EXHDR(scope),
 								  VARSIZE_ANY_EXHDR(key));
 	KeyEntry   *entry;
 
-	if (unlikely(!ik_counting))
-	{
-		ik_start_counting();
-		hand = &mine->hand;
-	}
+	ik_start_counting();
+	hand = &mine->hand;
 	if (size > sizeof(hand->keys) - hand->used)
 		return;
 	entry = (KeyEntry *) ((char *) hand->keys + hand->used);
 	begin_change();
-	fill_entry(entry, lock_hash, scope, key);
+	fill_entry(entry, lock_hash, scope, key, since);
 	entry->before = hand->last;
 	hand->last = hand->used;
 	hand->used += size;
@@ -262,10 +257,10 @@ void
 ik_begin_wait(uint64 lock_hash, const text *scope,
 			  const text *key)
 {
-	if (unlikely(!ik_counting))
-		ik_start_counting();
+	ik_start_counting();
 	begin_change();
-	fill_entry((KeyEntry *) mine->hand.wait, lock_hash, scope, key);
+	fill_entry((KeyEntry *) mine->hand.wait, lock_hash, scope, key,
+			   GetCurrentTimestamp());
 	mine->hand.waiting = true;
 	end_change();
 }
@@ -359,10 +354,10 @@ sum_counts(Counts *sum)
 
 static void
 fill_entry(KeyEntry *entry, uint64 lock_hash, const text *scope,
-		   const text *key)
+		   const text *key, TimestampTz since)
 {
 	entry->lock_hash = lock_hash;
-	entry->since = GetCurrentTimestamp();
+	entry->since = since;
 	entry->level = GetCurrentTransactionNestLevel();
 	entry->scope_len = entry->key_len = 0;
 	if (scope == NULL)

@@ -75,9 +75,17 @@ extern Counts *ik_counts;
 extern bool ik_counting;
 extern TimestampTz ik_waited;
 
-extern void ik_start_counting(void);
+extern void ik_begin_counting(void);
 extern void ik_count_wait(CountedFunction function);
 extern int	ik_counted_error(int number);
+
+/* Have what comes counted where others see it, if there is memory. */
+static inline void
+ik_start_counting(void)
+{
+	if (unlikely(!ik_counting))
+		ik_begin_counting();
+}
 
 /*
  * To be called where a call is sure to succeed, or to count an outcome n
@@ -88,8 +96,7 @@ ik_count_many(CountedFunction function, int outcome, uint64 n)
 {
 	pg_atomic_uint64 *counter;
 
-	if (unlikely(!ik_counting))
-		ik_start_counting();
+	ik_start_counting();
 	counter = &ik_counts->outcomes[function][outcome];
 	pg_atomic_write_u64(counter, pg_atomic_read_u64(counter) + n);
 	if (unlikely(ik_waited >= 0))
@@ -104,7 +111,7 @@ ik_count(CountedFunction function, int outcome)
 
 /* the keys that this backend has in hand */
 extern void ik_show_key(uint64 lock_hash, const text *scope,
-						const text *key);
+						const text *key, TimestampTz since);
 extern void ik_hide_key(uint64 lock_hash);
 extern void ik_begin_wait(uint64 lock_hash, const text *scope,
 						  const text *key);

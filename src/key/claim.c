@@ -123,7 +123,7 @@ idempotency_once(PG_FUNCTION_ARGS)
 		Claim		claim = {
 			.scope = request.scope,
 			.key = request.key,
-			.created_at = GetCurrentTimestamp()
+			.created_at = answer.claimed_at
 		};
 
 		ik_write_answer(&row, &claim, KEY_COMPLETED, &answer, request.ttl);

@@ -70,7 +70,8 @@ static bool same_text(const text *a, const text *b);
  */
 void
 ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
-			 const bytea *fingerprint, int64 ttl, bool replaces)
+			 const bytea *fingerprint, int64 ttl, bool replaces,
+			 TimestampTz claimed_at)
 {
 	Claim	   *claim;
 	MemoryContext old;
@@ -94,7 +95,7 @@ ik_add_claim(uint64 lock_hash, const text *scope, const text *key,
 	claim->fingerprint = ik_copy_value(fingerprint);
 	claim->ttl = ttl;
 	claim->replaces = replaces;
-	claim->created_at = GetCurrentTimestamp();
+	claim->created_at = claimed_at;
 	claim->level = GetCurrentTransactionNestLevel();
 	MemoryContextSwitchTo(old);
 

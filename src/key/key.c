@@ -148,7 +148,7 @@ ik_claim_key(const KeyRequest *request, KeyAnswer *answer)
 	if (status == KEY_CLAIMED)
 		ik_add_claim(row.lock_hash, request->scope, request->key,
 					 ik_fingerprint(request), request->ttl,
-					 row.state == ROW_FOUND);
+					 row.state == ROW_FOUND, answer->claimed_at);
 	ik_close_row(&row);
 	return status;
 }
@@ -234,7 +234,8 @@ claim_away(const KeyRequest *request, KeyAnswer *answer)
 	{
 		/* so that COMMIT fails here, if it is not completed */
 		ik_add_claim(ik_lock_hash(request->scope, request->key),
-					 request->scope, request->key, NULL, 0, false);
+					 request->scope, request->key, NULL, 0, false,
+					 GetCurrentTimestamp());
 		ik_find_claim(request->scope, request->key)->away = true;
 	}
 	return status;
@@ -465,7 +466,9 @@ ik_seize_key(RowAccess *row, const KeyRequest *request,
 			}
 			PreventCommandIfReadOnly(request->function);
 			replays = 0;
-			ik_show_key(row->lock_hash, request->scope, request->key);
+			answer->claimed_at = GetCurrentTimestamp();
+			ik_show_key(row->lock_hash, request->scope, request->key,
+						answer->claimed_at);
 			return KEY_CLAIMED;
 		}
 

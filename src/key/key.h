@@ -41,7 +41,7 @@ typedef struct Claim
 
 extern void ik_add_claim(uint64 lock_hash, const text *scope,
 						 const text *key, const bytea *fingerprint,
-						 int64 ttl, bool replaces);
+						 int64 ttl, bool replaces, TimestampTz claimed_at);
 extern Claim *ik_find_claim(const text *scope, const text *key);
 extern void ik_settle_claim(Claim *claim);
 
@@ -71,10 +71,10 @@ typedef enum KeyStatus
 /* how a run() that called nothing is counted: by what none ends with */
 #define RUN_REPLAYED KEY_CLAIMED
 
-/* an answer, as stored or to be stored; NULL where there is none */
 /*
  * An answer, as stored or to be stored; NULL where there is none.  From a live
- * lease of somebody else: until when, and which attempt it is.
+ * lease of somebody else: until when, and which attempt it is.  With
+ * KEY_CLAIMED: since when.
  */
 typedef struct KeyAnswer
 {
@@ -82,6 +82,7 @@ typedef struct KeyAnswer
 	Jsonb	   *meta;
 	TimestampTz deadline;		/* 0: none */
 	int32		attempt;		/* 0: none */
+	TimestampTz claimed_at;
 } KeyAnswer;
 
 /* a row of idempotency.keys; NULL or 0 where the column is NULL */
