@@ -37,7 +37,10 @@
 /* tells layouts of the same size apart: to be raised with any change below */
 #define LAYOUT 1
 
-/* databases that can have a share: 64 of them take 1 MB */
+/*
+ * Databases that can have a share: 64 of them take 1 MB.  The counters and the
+ * outbox's slots take half of one, and an area each.
+ */
 #define DATABASES 64
 #define DATABASE_BYTES 15872
 #define AREAS 4
@@ -185,6 +188,7 @@ attach_segment(void)
 	ResourceOwner owner = CurrentResourceOwner;
 	SharedMemory *volatile segment = NULL;
 
+	/* a cancel must not be caught as if it were the segment's failure */
 	HOLD_INTERRUPTS();
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
@@ -201,12 +205,14 @@ attach_segment(void)
 		ErrorData  *error;
 
 		HOLD_INTERRUPTS();		/* an error gives up all holds */
+
+		/* the session asks only once, and shows the reason ever after */
 		MemoryContextSwitchTo(TopMemoryContext);
 		error = CopyErrorData();
 		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
 		problem = psprintf("no shared memory could be had, or another version of the library has made it, which goes with a restart: %s",
 						   error->message ? error->message : "");
+		RollbackAndReleaseCurrentSubTransaction();
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
@@ -215,6 +221,7 @@ attach_segment(void)
 
 	if (segment == NULL)
 		return false;
+	/* the registry knows a segment's size alone */
 	if (segment->layout != LAYOUT)
 	{
 		problem = "another version of the library has made the shared memory: restart the server";
