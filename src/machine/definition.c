@@ -9,7 +9,7 @@
 
 #include "common/hashfn.h"
 
-/* how many names a hint lists */
+/* how many names a hint lists: it is read as a line, not as a page */
 #define HINTED_NAMES				10
 
 /* from a name to its place in an array */

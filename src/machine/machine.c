@@ -148,6 +148,7 @@ ik_find_machine(const char *name)
 	CachedMachine *cached;
 	bool		found;
 
+	/* the caller's locks may be old: no new one has taken these in */
 	AcceptInvalidationMessages();
 	if (!machines_valid)
 	{
@@ -158,6 +159,8 @@ ik_find_machine(const char *name)
 		if (!registered)
 			CacheRegisterRelcacheCallback(forget_machines, (Datum) 0);
 		registered = true;
+
+		/* callers up the stack may still hold a machine that is out of date */
 		if (machines_context != NULL)
 			MemoryContextSetParent(machines_context, TopTransactionContext);
 		machines_context = NULL;
@@ -174,6 +177,7 @@ ik_find_machine(const char *name)
 		machines_valid = true;
 	}
 
+	/* a trigger made by hand may name one so long: to be refused, not cut */
 	if (strlen(name) > MAX_NAME)
 		cached = NULL;
 	else
@@ -182,6 +186,7 @@ ik_find_machine(const char *name)
 	{
 		Machine    *machine = load_machine(name);
 
+		/* entered once it is there: an error leaves no entry without one */
 		cached = hash_search(machines, name, HASH_ENTER, &found);
 		cached->machine = machine;
 	}
@@ -302,6 +307,7 @@ load_machine(const char *name)
 	ScanKeyData key;
 	HeapTuple	tuple;
 
+	/* the columns are taken by their numbers: are they still ours? */
 	if (desc->natts < MACHINES_DEFINITION + 1 ||
 		TupleDescAttr(desc, MACHINES_NAME + 1 - 1)->atttypid != TEXTOID ||
 		TupleDescAttr(desc, MACHINES_DEFINITION + 1 - 1)->atttypid != JSONBOID)
@@ -318,6 +324,7 @@ load_machine(const char *name)
 						   CStringGetTextDatum(name));
 	scan = systable_beginscan(rel, InvalidOid, false, snapshot, 1, &key);
 	tuple = systable_getnext(scan);
+	/* one at the most: the name is the primary key */
 	if (HeapTupleIsValid(tuple))
 	{
 		bool		isnull;
@@ -332,6 +339,7 @@ load_machine(const char *name)
 	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
 
+	/* not cached: it may be defined any moment */
 	if (machine == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNKNOWN_MACHINE),

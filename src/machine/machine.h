@@ -22,7 +22,10 @@
 
 struct TriggerData;
 
-/* the longest name of a machine, a state or an event, in bytes */
+/*
+ * The longest name of a machine, a state or an event, in bytes: a word or two,
+ * with room to spare, and the log's rows and the cache's entries stay small.
+ */
 #define MAX_NAME 256
 
 typedef struct MachineState

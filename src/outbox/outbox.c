@@ -210,6 +210,7 @@ idempotency_ack_batch(PG_FUNCTION_ARGS)
 		handed[i].id = DatumGetInt64(ids[i]);
 		handed[i].attempt = DatumGetInt64(attempts[i]);
 	}
+	/* one order for all, in which the events of a block come together */
 	if (n > 1)
 		qsort(handed, n, sizeof(Handed), compare_handed);
 
@@ -217,8 +218,10 @@ idempotency_ack_batch(PG_FUNCTION_ARGS)
 	for (int i = 0; i < n; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
+		/* done with a block: what leases it had are gone through once */
 		if (leases.block != block_of(handed[i].id))
 			ik_drop_acked_leases(&box, &leases);
+		/* one that was superseded keeps none of the others back */
 		if (with_attempt(&box, &leases, &handed[i], true, remove_acknowledged, NULL))
 		{
 			count_acknowledged(&leases, handed[i].id);

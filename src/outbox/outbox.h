@@ -117,7 +117,7 @@ extern void ik_park(TupleTableSlot *next, const TopicSettings *settings);
 extern bool ik_write_event(Outbox *box, TupleTableSlot *event);
 extern bool ik_remove_event(Outbox *box, TupleTableSlot *event, bool wait);
 
-/* lease.c: who has which events, until when */
+/* lease.c: who has which events, until when; a lease is a mask of 64 bits */
 #define BLOCK_SIZE		64
 #define block_of(id)	((id) / BLOCK_SIZE)
 #define bit_of(id)		((int) ((id) % BLOCK_SIZE))

@@ -31,13 +31,13 @@
 /* and so often it does that if it found nothing to hand out; some seconds */
 #define MAX_ROUNDS	100
 
-/* how often floors are raised on the way, in events */
+/* how often floors are raised on the way, in events: so much a time-out loses */
 #define RAISE_EVERY	256
 
 /* so often, a millisecond apart, take tries again what rivals had locked */
 #define MAX_TRIES	10
 
-/* ordering keys that this call has found out, by a hash */
+/* ordering keys that this call has found out, by a hash; 16 kB, and the keys */
 #define MAX_NOTED	1024
 
 /* an ordering key whose events have to wait */
@@ -257,18 +257,21 @@ take_leases_apart(Take *take)
 			continue;			/* not committed: floors know of its writer */
 		slot_getallattrs(lease);
 		deadline = DatumGetTimestampTz(lease->tts_values[LEASES_DEADLINE]);
+		/* the rest is for the next round, or call: the floor stays below it */
 		if (n++ == MAX_APART)
 		{
 			first = Min(first, deadline);
 			take->more_leases = true;
 			break;
 		}
+		/* who waits is told to take: what comes of it is seen then */
 		if (take->only_look)
 		{
 			take->nhanded++;
 			first = Min(first, deadline);
 			break;
 		}
+		/* a rival at work on it may roll back, so it has to be met again */
 		if (!TransactionIdIsValid(dirty.xmax))
 			gone = ik_take_lease_apart(box, lease, &take->settings);
 		if (!gone)
@@ -523,11 +526,13 @@ hand_out(Take *take)
 	Datum		values[5];
 	bool		nulls[5] = {0};
 
+	/* there is one, and nothing is written: so it is not settled */
 	if (take->only_look)
 	{
 		take->nhanded++;
 		return false;
 	}
+	/* nearly all are handed out for the first time: no need of the topic */
 	if (event_tries(event) > 0)
 	{
 		ik_read_topic(&take->settings, PointerGetDatum(take->topic));
@@ -542,8 +547,10 @@ hand_out(Take *take)
 		take->deadline = ik_finite_after(GetCurrentTimestamp(), take->lease, "lease");
 	}
 	ik_touch(event_id(event), event_due(event));
+	/* until its turn ends, no other of its key goes, in whose block it may be */
 	if (!event_isnull(event, KEY))
 		ik_note_key(box, ik_next_number(box), event);
+	/* finish_block() writes one lease for all of them */
 	take->handed |= UINT64CONST(1) << bit_of(event_id(event));
 
 	slot_getallattrs(event);

@@ -37,9 +37,12 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
+/*
+ * What it takes at the most to find what no wake-up told of, and what workers
+ * poll at who have nothing better: some looks per second cost a server little.
+ */
 #define LOOK_AGAIN		USECS_PER_SEC
 #define LOOK_UNWOKEN	(100 * INT64CONST(1000))
-
 
 PG_FUNCTION_INFO_V1(idempotency_wait_for_events);
 
@@ -105,6 +108,7 @@ look_and_sleep(text *topic, ConditionVariable *woken, TimestampTz give_up)
 		if (woken != NULL)
 			ConditionVariablePrepareToSleep(woken);
 
+		/* each look has a transaction, and memory, that end before the sleep */
 		PushActiveSnapshot(GetTransactionSnapshot());
 		old = MemoryContextSwitchTo(context);
 		due = ik_is_any_due(topic, &next);
@@ -116,6 +120,8 @@ look_and_sleep(text *topic, ConditionVariable *woken, TimestampTz give_up)
 		now = GetCurrentTimestamp();
 		if (due || now >= give_up)
 			break;
+
+		/* what is due by its time wakes nobody: sleep until then, if sooner */
 		next = Min(next, give_up);
 		sleep = woken != NULL ? LOOK_AGAIN : LOOK_UNWOKEN;
 		if (next - now < sleep)
@@ -126,6 +132,7 @@ look_and_sleep(text *topic, ConditionVariable *woken, TimestampTz give_up)
 											   compat_wait_event("IdempotencyOutbox"));
 		else
 		{
+			/* no slot: nobody can wake us but those who cancel */
 			(void) WaitLatch(MyLatch,
 							 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (long) (sleep / 1000) + 1, compat_wait_event("IdempotencyOutbox"));

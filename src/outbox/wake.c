@@ -20,7 +20,10 @@
 /* topics of a database that can be waited for at a time, about 3 kB */
 #define SLOTS			64
 
-/* where a topic's slot can be, from its hash on */
+/*
+ * Where a topic's slot can be, from its hash on.  Few, since each writer looks
+ * through them after its commit.
+ */
 #define PROBES			8
 
 typedef struct WaitSlot

@@ -175,6 +175,7 @@ ik_check_place(const OwnTable *table)
 	if (creating_extension || table->by_node)
 		return;
 	learn();
+	/* never distributed: right as long as there is one node */
 	if (!table->by_scope)
 	{
 		if (cluster.other_nodes)
@@ -194,16 +195,19 @@ ik_check_place(const OwnTable *table)
 						 errmsg("keys are not distributed, and the database has more nodes"),
 						 errdetail("Each node of the Citus cluster would grant the same key."),
 						 errhint("Call SELECT idempotency.distribute() on the coordinator.")));
+			/* opened as a shard of what has been one table again since */
 			if (table->shard != 0)
 				lost_home();
 			return;
 		case SHAPE_OTHER:
+			/* a copy on each node, or shards by the key: a scope has no home */
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("table idempotency.keys is not distributed as the extension distributes it"),
 					 errhint("Create the extension again, and call SELECT idempotency.distribute() on the coordinator.")));
 			break;
 		case SHAPE_DISTRIBUTED:
+			/* only a shard, and only where it is by now */
 			for (int i = 0; i < cluster.nhomes; i++)
 			{
 				if (cluster.homes[i].shard == table->shard &&
@@ -380,6 +384,7 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 	}
 	if (ik_is_away(PG_GETARG_TEXT_PP(0)))
 	{
+		/* carried to an old home; or we sent it, and Citus did not carry it */
 		if (!sending)
 			lost_home();
 		ereport(ERROR,
@@ -389,6 +394,7 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 				 errhint("Make the call in a statement of its own, or with the scope of the rows that the statement is about.")));
 	}
 
+	/* anybody with USAGE gets here: one of ours, that he could call as well */
 	function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
 													CStringGetDatum(text_to_cstring(PG_GETARG_TEXT_PP(1)))));
 	arguments = from_array(PG_GETARG_ARRAYTYPE_P(2), &narguments);
@@ -405,9 +411,11 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION,
 					   get_func_name(function));
 
+	/* it may name at_home() again */
 	check_stack_depth();
 	fmgr_info(function, &flinfo);
 	(void) signature(&flinfo, &types);
+	/* a node with another version of the extension, or a call made by hand */
 	if (flinfo.fn_nargs != narguments)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -427,6 +435,7 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 	}
 	AtEOXact_GUC(true, level);
 
+	/* from here to the result: the settings of the session that sent it */
 	level = NewGUCNestLevel();
 	snprintf(number, sizeof(number), "%d", PG_GETARG_INT32(3));
 	(void) set_config_option("idempotency.default_wait", number, PGC_USERSET,
@@ -450,6 +459,7 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 	AtEOXact_GUC(true, level);
 
 	level = ik_plain_modes();
+	/* a NULL is one column that is NULL: the array itself always is there */
 	if (call->isnull)
 	{
 		text	   *null = NULL;
@@ -535,12 +545,15 @@ learn_shape(void)
 	HeapTuple	tuple;
 
 	cluster.relids[2] = keys;
+
+	/* not among Citus' tables at all: SHAPE_LOCAL, as learn() began */
 	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
 		if (DatumGetObjectId(column_of(rel, tuple, "logicalrelid")) == keys)
 		{
 			cluster.shape = SHAPE_OTHER;
+			/* by the hash of a column, and that column is the scope */
 			if (DatumGetChar(column_of(rel, tuple, "partmethod")) == 'h')
 			{
 				Var		   *column = stringToNode(TextDatumGetCString(column_of(rel, tuple, "partkey")));
@@ -554,6 +567,7 @@ learn_shape(void)
 	}
 	systable_endscan(scan);
 
+	/* 0: no table can be like the keys */
 	cluster.colocated = false;
 	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	while (colocation != 0 && HeapTupleIsValid(tuple = systable_getnext(scan)))

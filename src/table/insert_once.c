@@ -153,6 +153,7 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 	StringInfoData names;
 	Datum		result;
 
+	/* a row there was meant to be inserted, and would not be */
 	if (!PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -197,9 +198,11 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 		created = insert_or_find(&call, &found);
 		columns[0] = BoolGetDatum(created);
 		columns[1] = call.stored;
+		/* swallowed by a trigger: neither inserted nor there */
 		nulls[1] = !created && !found;
 		ik_count(COUNT_INSERT_ONCE, created ? COUNT_DONE : COUNT_NOT_DONE);
 
+		/* in the caller's memory: SPI's goes with SPI_finish() */
 		MemoryContextSwitchTo(call.context);
 		result = HeapTupleGetDatum(heap_form_tuple(call.shape->result, columns, nulls));
 	}
@@ -431,6 +434,7 @@ choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
 		if (index_can_judge(index))
 		{
 			append_index(&usable, rel, index);
+			/* named: exactly these; not named: all that it needs is given */
 			if (conflict != NULL ? bms_equal(columns, conflict) : bms_is_subset(columns, members))
 			{
 				append_index(&fit, rel, index);
@@ -439,6 +443,7 @@ choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
 					chosen = index;
 					continue;
 				}
+				/* a twin decides alike; one on other columns may not */
 				if (!bms_equal(columns, index_columns(chosen)))
 					ambiguous = true;
 			}
@@ -465,6 +470,7 @@ choose_index(Relation rel, Bitmapset *members, Bitmapset *conflict)
 						RelationGetRelationName(rel)),
 				 errdetail("Unique indexes that can decide: %s.", fit.data),
 				 errhint("Name the columns of one of them in conflict.")));
+	/* named, but a value is missing: a row cannot be looked for by a default */
 	if (!bms_is_subset(index_columns(chosen), members))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_COLUMN_REFERENCE),

@@ -90,10 +90,12 @@ ik_table_info(Relation rel)
 		CacheRegisterRelcacheCallback(forget_table, (Datum) 0);
 	}
 
+	/* nothing was invalidated since, and the reading had come to its end */
 	entry = hash_search(tables, &relid, HASH_FIND, NULL);
 	if (entry != NULL && entry->valid && entry->info != NULL)
 		return entry->info;
 
+	/* only what is new makes the table larger */
 	if (entry == NULL)
 		make_room();
 	entry = hash_search(tables, &relid, HASH_ENTER, &found);
@@ -101,6 +103,7 @@ ik_table_info(Relation rel)
 		entry->context = NULL;
 	let_go(entry);
 
+	/* the caller's memory, so that an error frees it; the cache's at the end */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency table",
 									ALLOCSET_SMALL_SIZES);
 	/* An invalidation that comes while we read must not be lost. */

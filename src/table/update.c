@@ -168,9 +168,11 @@ ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 		AttrNumber	column;
 		Form_pg_attribute attr;
 
+		/* a nested value comes as one token: its keys are no columns */
 		if (token != WJB_KEY)
 			continue;
 		name = pnstrdup(value.val.string.val, value.val.string.len);
+		/* none, or a system column */
 		column = get_attnum(RelationGetRelid(update->rel), name);
 		if (column <= 0)
 			ereport(ERROR,
@@ -178,6 +180,7 @@ ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 					 errmsg("column \"%s\" of table \"%s\" does not exist",
 							name, RelationGetRelationName(update->rel)),
 					 errhint("The members of changes are named for columns.")));
+		/* it would be set past the graph, or to another version */
 		if (column == update->column)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -538,6 +541,7 @@ execute(GuardedUpdate *update, PlanKind kind)
 	Assert(update->key != NULL);
 	/* what is not given is null, used or not: extensions log the parameters */
 	memset(nulls, ' ', nargs);
+	/* a first look: what to expect and to set comes from what it finds */
 	if (!update->decided)
 		nulls[nkeys] = nulls[nkeys + 1] = 'n';
 	memcpy(values, update->key, nkeys * sizeof(Datum));
@@ -556,6 +560,7 @@ execute(GuardedUpdate *update, PlanKind kind)
 		elog(ERROR, "SPI_execute_plan failed: %s",
 			 SPI_result_code_string(result));
 
+	/* what the row holds now; no row, and what was seen last stays */
 	if (SPI_processed > 0)
 	{
 		Form_pg_attribute attr = TupleDescAttr(SPI_tuptable->tupdesc, 0);

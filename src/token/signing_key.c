@@ -199,6 +199,7 @@ load_keys(void)
 		loaded_changes == ik_table_changes(&ik_token_keys))
 		return;
 
+	/* an error on the way leaves none, and the next call reads again */
 	loaded = false;
 	nkeys = 0;
 	if (keys_context == NULL)
@@ -209,6 +210,7 @@ load_keys(void)
 
 	/* SnapshotAny and a check of our own, since that takes no predicate lock */
 	rel = ik_open_table(&ik_token_keys, AccessShareLock);
+	/* counted before the rows are read: a change that comes meanwhile shows */
 	loaded_changes = ik_table_changes(&ik_token_keys);
 	snapshot = RegisterSnapshot(ik_latest_snapshot());
 	slot = table_slot_create(rel, NULL);
@@ -224,6 +226,7 @@ load_keys(void)
 				MemoryContextAlloc(keys_context, size * sizeof(SigningKey)) :
 				repalloc(keys, size * sizeof(SigningKey));
 		}
+		/* a row that holds no key of our size neither signs nor verifies */
 		if (read_key(slot, &keys[nkeys]))
 			nkeys++;
 	}

@@ -94,6 +94,7 @@ idempotency_find_keys(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	ik_check_columns(rsinfo->setDesc, lengthof(types), types);
 
+	/* an operator asks what there is now, whenever his transaction began */
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	begin_pages(&pages, fcinfo, 5, snapshot, AccessShareLock);
 	while (next_row(&pages))
@@ -101,9 +102,11 @@ idempotency_find_keys(PG_FUNCTION_ARGS)
 		KeyRow		key;
 
 		ik_read_key(pages.slot, &key);
+		/* what has expired is gone for every caller, purged or not */
 		if (ik_key_is_present(&key, now) && matches(&search, &key))
 		{
 			put_found(rsinfo, &pages, &key, now);
+			/* the next call begins with a page, so this one is finished */
 			if (++found == max)
 				stop_after_page(&pages);
 		}
@@ -145,6 +148,7 @@ idempotency_forget_scope(PG_FUNCTION_ARGS)
 	ik_check_columns(desc, lengthof(types), types);
 	ik_refuse_to_write("idempotency.forget_scope()");
 
+	/* also what is not committed yet: it is counted as kept, for a next call */
 	InitDirtySnapshot(dirty);
 	begin_pages(&pages, fcinfo, 2, &dirty, RowExclusiveLock);
 	while (next_row(&pages))
@@ -164,12 +168,13 @@ idempotency_forget_scope(PG_FUNCTION_ARGS)
 			stop_after_page(&pages);
 	}
 	end_pages(&pages);
+	/* a later call of this very statement finds the keys free */
 	CommandCounterIncrement();
 
 	values[0] = Int64GetDatum(forgotten);
 	values[1] = Int64GetDatum(kept);
 	values[2] = Int64GetDatum(pages.end);
-	nulls[2] = pages.end >= pages.blocks;
+	nulls[2] = pages.end >= pages.blocks;	/* that was the last page */
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, nulls)));
 }

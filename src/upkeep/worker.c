@@ -35,7 +35,11 @@
 #include "utils/varlena.h"
 #include "utils/wait_event.h"
 
-/* a transaction of a worker removes, and looks at, so much at the most */
+/*
+ * A transaction of a worker removes, and looks at, so much at the most.  That
+ * are milliseconds of deletes, or 64 MB to read: neither its locks nor its
+ * snapshots grow old.
+ */
 #define BATCH_ROWS 500
 #define BATCH_BLOCKS 8192
 
