@@ -26,7 +26,7 @@
  *		check	no requests: counts the payments whose key has no answer in
  *				Redis
  * CASE
- *		load	the keys 0 to COUNT - 1, whatever SECONDS says
+ *		load	the keys 0 to COUNT - 1; SECONDS does not count
  *		first	a new key for each request; with 0 SECONDS, COUNT of them
  *		replay	one of the COUNT loaded keys, at random
  *		hot		the first loaded key

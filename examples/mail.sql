@@ -19,7 +19,7 @@ SELECT idempotency.attach_machine('orders', 'status', 'mail_order');
 INSERT INTO orders (email) SELECT 'customer' || i || '@example.com' FROM generate_series(1, 20) i;
 
 -- Stands for a mail service, somewhere else: what it has accepted stays accepted,
--- whatever becomes of the caller's transaction.  As those of most services, its
+-- also when the caller's transaction rolls back.  As those of most services, its
 -- API takes an idempotency key: the same key again sends nothing.
 CREATE TABLE sent_mail (
   idempotency_key text PRIMARY KEY,

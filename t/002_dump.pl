@@ -146,7 +146,7 @@ is( query('owner', 'by_owner', q{
 	SELECT idempotency.once('dump', 'same session');}),
 	"t\nt", 'in one session as well');
 
-# whatever is the default for what is created there
+# with other defaults for what is created there
 query($su, 'by_owner', q{
 	CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler;
 	ALTER DATABASE by_owner SET default_table_access_method = other;
@@ -162,7 +162,7 @@ is(query($su, 'by_owner', q{
 	FROM (SELECT nspname, nspacl FROM pg_namespace WHERE nspname = 'idempotency'
 	      UNION ALL SELECT relname, relacl FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v', 'S')
 	      UNION ALL SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace) AS o (name, acl),
-	     aclexplode(acl) WHERE grantee = 0}), '', 'nothing is for PUBLIC, whatever the default privileges are');
+	     aclexplode(acl) WHERE grantee = 0}), '', 'nothing is for PUBLIC, with default privileges that say otherwise');
 
 # the schema is ours: nobody can have prepared it
 query('owner', 'by_owner', 'DROP EXTENSION idempotency; CREATE SCHEMA idempotency');

@@ -262,7 +262,7 @@ $before = rows('updated');
 my $dump = $node->basedir . '/dump.sql';
 $node->command_ok([ 'pg_dump', '-U', 'regress_owner', '-f', $dump, 'updated' ], 'pg_dump by the owner');
 $node->command_ok([ 'psql', qw(-X -q -v ON_ERROR_STOP=1 -U regress_owner -o), '/dev/null', '-f', $dump, 'restored' ], 'restore by the owner');
-# grants come from whoever restored them
+# grants come from the role that restored them
 same_facts('fresh', 'restored', 'restored as installed', qr/ by \w+(?= [tf]$)/);
 is(rows('restored'), $before, 'restored: every row');
 is(query('regress_owner', 'restored', 'SELECT * FROM idempotency.notes'), '1|a note', 'restored: of the new table too');

@@ -89,7 +89,7 @@ is(ask($b, sprintf($claim, 'open')), 'claimed|', 'so another client has it at on
 ask($b, 'ROLLBACK');
 is(ask($c, sprintf($claim, 'open') . q{\; SELECT idempotency.release('pooled', 'open')}), "claimed|\nt", 'and again, in one message');
 
-# --------------------------------- a rival waits, in whatever backend it came
+# --------------------------------- a rival waits, in either backend
 ask($a, 'BEGIN');
 ask($a, sprintf($claim, 'k3'));
 send_to($b, sprintf($claim, 'k3'));

@@ -73,7 +73,7 @@ is($standby->safe_psql('postgres', 'BEGIN;' . sprintf($job, 'lost') . 'COMMIT'),
 $node = $standby;
 
 # --------------------------------------------------------------- a hot key
-# Completed: whoever asks gets the answer, also those who do not wait.
+# Completed: all that ask get the answer, also those who do not wait.
 sub pgbench_ok
 {
 	my ($name, $script) = @_;

@@ -39,7 +39,7 @@ cmp_ok($took, '<', 3, "and the call waits no longer than it may ($took s of 2)")
 $holder->query_safe('ROLLBACK');
 
 # The lock is granted at about the moment at which the time runs out, thousands
-# of times.  Whichever comes first, the outcome is a value: a time-out that has
+# of times.  With either of them first, the outcome is a value: a time-out that has
 # struck when the lock is granted must not end a later step of the call, or the
 # next statement.
 my $rounds = 4000;

@@ -1,7 +1,7 @@
 # What a request says is nowhere in the data directory: not in the table, its
-# TOAST, the WAL or the state of a prepared transaction, whatever is done with
-# it.  (The server's log is the operator's: with log_statement or a failing
-# statement it has what was sent.)
+# TOAST, the WAL or the state of a prepared transaction, after each thing that
+# can be done with it.  (The server's log is the operator's: with log_statement or
+# a failing statement it has what was sent.)
 use strict;
 use warnings;
 

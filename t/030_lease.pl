@@ -40,7 +40,7 @@ query("SELECT idempotency.checkpoint('s', 'pooled', $fence, 'half')");
 query("SELECT idempotency.extend('s', 'pooled', $fence, '2 min')");
 query("SELECT idempotency.complete('s', 'pooled', 'done', NULL, $fence)");
 is(query("SELECT status, response FROM idempotency.claim('s', 'pooled')"),
-	'completed|done', 'completed by the fence, whatever the backend');
+	'completed|done', 'completed by the fence, in any backend');
 
 # a lease and its checkpoint are on disk when they are committed
 my @fences;

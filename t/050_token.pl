@@ -165,7 +165,7 @@ $node->command_ok([ 'pg_dump', '-U', $su, '-f', $dump, 'postgres' ], 'dump');
 $node->safe_psql('postgres', 'CREATE DATABASE restored');
 $node->command_ok([ 'psql', '-X', '-q', '-U', $su, '-v', 'ON_ERROR_STOP=1', '-d', 'restored', '-o', $node->basedir . '/restore.log', '-f', $dump ], 'restore');
 is(join(' ', map { status('check', $_, db => 'restored') } $valid, $used, $revoked, $rotated, $fresh),
-	'valid used revoked valid valid', 'tokens are what they were, whichever key signed them');
+	'valid used revoked valid valid', 'tokens are what they were, signed by either key');
 is(query('app', 'restored', "SELECT status FROM idempotency.check_token('$doomed', '$subject', 'other')"), 'revoked', 'generations as well');
 is(status('consume', $valid, db => 'restored'), 'consumed', 'consumed in the restored database');
 my $after = issue(db => 'restored');
@@ -215,7 +215,7 @@ $node->wait_for_catchup($standby);
 is($cached->query($look), 'invalid', 'which reached the standby too');
 
 #
-# Nothing secret is in the logs, whatever was refused
+# Nothing secret is in the logs, of what was refused either
 #
 my $busy = issue();
 push @tokens, $busy;

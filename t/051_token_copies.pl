@@ -1,9 +1,9 @@
 # Tokens and copies of a database.  A token is for the database that issued it:
 # a copy made by CREATE DATABASE, from template1 too, neither accepts nor makes
 # those of the original, with the same keys in both.  A restored dump accepts
-# what the original issued, and issues tokens of its own, whatever the clocks
-# say.  A renamed database and a promoted standby are the same database; any
-# other copy of the files is one, until rotate_token_key(retire => true).
+# what the original issued, and issues tokens of its own, also with a clock
+# that is wrong.  A renamed database and a promoted standby are the same database;
+# any other copy of the files is one, until rotate_token_key(retire => true).
 use strict;
 use warnings;
 use FindBin;

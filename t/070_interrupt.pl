@@ -158,7 +158,7 @@ for my $wait (@waits)
 		$check->('timeouts', one($waiter, q{SELECT concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'))}), '0 0');
 		$check->('the tables', one($boss, "SELECT $tables"), $was) if $was;
 
-		# undone by its holder, whatever it was: now the call comes through
+		# undone by its holder, a write or a claim: now the call comes through
 		one($holder, 'ROLLBACK');
 		$check->('the next call', (talk($waiter, $c))[1], '00000');
 		talk($waiter, 'ROLLBACK');
@@ -191,7 +191,7 @@ one($waiter, 'COMMIT');
 is((talk($waiter, $claims))[1], '53200', 'again, and without a savepoint');
 one($holder, q{SELECT idempotency.complete('i', 'mine', 'kept')});
 one($holder, 'COMMIT');
-is(one($waiter, q{SELECT response FROM idempotency.claim('i', 'mine')}), 'kept', 'whoever held a claim meanwhile has kept it');
+is(one($waiter, q{SELECT response FROM idempotency.claim('i', 'mine')}), 'kept', 'the session that held a claim meanwhile has kept it');
 is(one($waiter, q{SELECT string_agg(key, ',') FROM idempotency.keys WHERE scope = 'full'}), '1', 'nothing else is left');
 is(one($waiter, q{SELECT count(*) FROM generate_series(1, 20000) i WHERE idempotency.once('full', 'o' || i)}), '20000', 'once() needs no lock that stays');
 one($waiter, q{SELECT idempotency.emit('full', NULL, i::text) FROM generate_series(1, 3000) i});

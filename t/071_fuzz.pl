@@ -2,7 +2,7 @@
 # and hostile arguments, by several sessions at once on the same few keys,
 # tables and events, with and without rights, at all isolation levels, in
 # read-only transactions, savepoints, exception blocks, cursors and prepared
-# transactions.  Whatever they are given:
+# transactions.  In every case:
 #
 #   - nothing crashes, hangs or leaks, and nothing "cannot happen";
 #   - a call fails only with the SQLSTATEs that its COMMENT lists, or with one
@@ -137,14 +137,14 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN RAISE NOTICE USING ERRCODE = SQLSTATE, MESSAGE = 'caught';
 END $$;
 RESET ROLE;
--- whoever calls it, so that fences can be guessed right
+-- for every caller, so that fences can be guessed right
 ALTER FUNCTION fence_of SECURITY DEFINER;
 ALTER FUNCTION fence_of OWNER TO CURRENT_USER;
 GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO regress_admin;
 SQL
 
-# What calls take away from the others, put back from time to time; whoever
-# comes second finds it there.
+# What calls take away from the others, put back from time to time; the
+# second one finds it there.
 my $fixtures = <<'SQL';
 SELECT attempt($$SELECT idempotency.define_machine('m', '{"initial": ["A", "B"], "transitions": {"A": {"go": "B", "stay": "A"}, "B": {"go": "C", "back": "A"}, "C": ["off"]}}', true)$$);
 SELECT attempt($$SELECT idempotency.define_machine('spare', '{"initial": "A", "transitions": {"A": ["B"]}}')$$);
@@ -388,9 +388,9 @@ sub allowed
 	for my $name (@{ $line->{functions} // [] })
 	{
 		return 1 if $documented{$name}{$code};
-		# what PostgreSQL says to whoever calls a trigger function
+		# what PostgreSQL says to a caller of a trigger function
 		return 1 if $is_trigger{$name} && $code =~ /^(39P01|42804|0A000)$/;
-		# whatever the statement that it runs for the caller raises
+		# what the statement that it runs for the caller raises
 		return 1 if $comment{$name} =~ /\b(INSERT|UPDATE|SELECT|the function)'s\b/ && $code =~ /^(22...|23...|428C9|42804|55000|P0001|ZZ999|40001|57014|21000|0A000|IK00[1-7])$/;
 	}
 	return 0;
@@ -680,7 +680,7 @@ sub usual_value
 	return undef;
 }
 
-# Text that is hard on whoever formats, quotes, measures or compares it.
+# Text that is hard to format, quote, measure or compare.
 sub hostile_text
 {
 	return pick(

@@ -1,5 +1,5 @@
 # The primary dies in the middle of a payment run, and its synchronous standby is
-# promoted.  The clients retry until they have an answer, from whoever answers:
+# promoted.  The clients retry until they have an answer, from either server:
 # every payment is made once, and every answer that a client has ever got is the
 # one that is stored.  (What an asynchronous standby may lose, it loses together
 # with its work: t/013_lost_reply.pl.)

@@ -13,7 +13,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# a shell in that namespace: whatever it starts sees the disks
+# a shell in that namespace: all that it starts sees the disks
 my ($said, $to_shell);
 my $shell = open2($said, $to_shell, $> == 0 ? 'exec unshare --mount sh 2>&1' : 'exec unshare --user --map-current-user --keep-caps --mount sh 2>&1');
 $to_shell->autoflush(1);

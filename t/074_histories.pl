@@ -96,7 +96,7 @@ $node->stop;
 is(join('', grep { /WARNING: (?!.*is not a PostgreSQL)/ } split /^/, slurp_file($node->logfile)), '', 'no warning in the server\'s log');
 done_testing();
 
-# Leaves out whatever is not needed for a failure, and shows the rest.
+# Leaves out what is not needed for a failure, and shows the rest.
 sub shrink
 {
 	my ($failing_seed, $plan, $history) = @_;
@@ -104,7 +104,7 @@ sub shrink
 	my $whole = $plan;
 	my $until = time + ($ENV{IDEMPOTENCY_MODEL_SHRINK} // 120);
 	my $attempts = 10;
-	# the same complaint, whatever the numbers in it
+	# the same complaint, with other numbers in it
 	my $kind = sub { return $_[0] =~ s/-?\d+|\b(NEW|PAID|SHIPPED|REFUNDED)\b//gr; };
 	my $complaint = $kind->($wrong[0]);
 	my $fails = sub {

@@ -4,7 +4,7 @@
 # A recipe is a list of steps.  Its client dies after none of them, after one,
 # after two and so on: the server crashes at each of these places, with a session
 # of every recipe there.  Then each is tried anew from the beginning, as its
-# caller, its queue or its next worker would do.  Whatever the place, in the end
+# caller, its queue or its next worker would do.  From every place, in the end
 # its effect is there once, and its answer is the first one.
 #
 # Then what comes out of order: too early, or too late.

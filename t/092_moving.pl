@@ -3,7 +3,7 @@
 # it: old code, then old code beside the bridge, the bridge alone while the keys are
 # imported (by a session that is killed on the way, and another), the bridge beside
 # the new code, and the new code alone.  Throughout, every key is paid once, and all
-# its retries get the same answer, whichever code they meet.
+# its retries get the same answer, from either code.
 #
 # MOVING_KEYS from the environment: the keys that are there before, 20000 unless set.
 # With a million it is what the page's figures are from; these are printed.

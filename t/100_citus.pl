@@ -1,7 +1,7 @@
 # Keys on a Citus cluster: a coordinator and two workers, one added later, on
 # 127.0.0.1.  Before distribute() every node refuses; after it, one key is
-# granted once, whichever nodes are asked, by whatever form of a call, while
-# shards move and split, backends die, and transactions fail.
+# granted once, by any nodes and in any form of a call, while shards move and
+# split, backends die, and transactions fail.
 #
 # Skipped unless Citus is installed in the server under test.
 #
@@ -290,7 +290,7 @@ is(query($coordinator, q{SELECT count(*) FROM run_command_on_workers(
 }
 
 # ---------------------------------------------------------------------------
-# whatever the form of the call
+# every form of the call
 # ---------------------------------------------------------------------------
 
 my @forms = (
@@ -337,7 +337,7 @@ is(sqlstate($two, "BEGIN READ ONLY; SELECT idempotency.once('$scope1', 'ro')"), 
 is(sqlstate($two, "SET default_transaction_read_only = on; SELECT idempotency.once('$scope1', 'ro')"), '25006', 'read only by default');
 is(query($two, "SET intervalstyle = 'sql_standard'; SET datestyle = 'German'; SET timezone = 'Asia/Kolkata';
 SELECT FROM idempotency.lease('$scope1', 'styles', '-1 day +30 hours', NULL, '1 day');
-SELECT deadline BETWEEN now() + '5 h' AND now() + '7 h', expires_at - deadline = '1 day' FROM idempotency.lookup('$scope1', 'styles')"), 't|t', 'whatever the styles of date and interval');
+SELECT deadline BETWEEN now() + '5 h' AND now() + '7 h', expires_at - deadline = '1 day' FROM idempotency.lookup('$scope1', 'styles')"), 't|t', 'under other styles of date and interval');
 
 # ---------------------------------------------------------------------------
 # rivals

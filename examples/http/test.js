@@ -1,5 +1,5 @@
 // The page in Chromium, the service behind it, and everything that can go wrong
-// between them.  Whatever happens: one order, one payment, one answer.
+// between them.  Each time: one order, one payment, one answer.
 //
 //   createdb shop && psql -d shop -f schema.sql && npm ci
 //   PGDATABASE=shop npm test
@@ -399,8 +399,7 @@ async function killServer() {
   await once(server, 'exit');
 }
 
-// Holds whatever writes to a table in the middle of its transaction, while act()
-// runs.
+// Holds what writes to a table in the middle of its transaction, while act() runs.
 async function whileLocked(table, act) {
   const client = await database.connect();
   try {

@@ -147,9 +147,9 @@ ik_count_wait(CountedFunction function)
 
 /*
  * The SQLSTATE of an error that is being raised, IK001 and so on, counted; so
- * errors.h has it counted wherever one is raised.  In the midst of an error
- * nothing can be asked of the server: where counting has not begun, what is
- * counted shows when it does.
+ * errors.h has it counted at each place that raises one.  In the midst of an
+ * error nothing can be asked of the server: where counting has not begun, what
+ * is counted shows when it does.
  */
 int
 ik_counted_error(int number)

@@ -5,7 +5,7 @@
  *
  * Each backend counts in a share of its own (shared.c), so no two backends
  * ever meet: a count is one addition to memory that nobody else writes, it
- * shows at once, and it stays whatever becomes of the transaction.  Readers add
+ * shows at once, and it stays when the transaction rolls back.  Readers add
  * the backends up; a backend that ends adds what it counted to its database's.
  * Without shared memory it goes nowhere, at the same price.
  *

@@ -167,7 +167,7 @@ check_state_column(Relation rel, AttrNumber column)
 
 /*
  * Refuse rows in a state that the machine does not know.  All committed rows
- * count, whatever the caller's snapshot, and whatever row security hides.
+ * count, also those that the caller's snapshot or row security hides.
  */
 static void
 check_rows(Relation rel, AttrNumber column, const char *machine)

@@ -154,10 +154,10 @@ delete_oldest(Relation log, TimestampTz before, int32 max)
 }
 
 /*
- * The log has one name for a table and one for a row, whatever the session that
- * moves it has set: from here to AtEOXact_GUC() values are written as on a
- * server in UTC where nothing is set.  The keys of most tables read the same
- * everywhere.
+ * The log has one name for a table and one for a row, in spite of what the
+ * session that moves it has set: from here to AtEOXact_GUC() values are written
+ * as on a server in UTC where nothing is set.  The keys of most tables read the
+ * same everywhere.
  */
 static void
 settings_of_log(const TableInfo *table)

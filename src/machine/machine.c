@@ -139,7 +139,7 @@ idempotency_machines_changed(PG_FUNCTION_ARGS)
 /*
  * The machine of that name, from the cache or the table; IK007 if there is
  * none.  Good until the end of the transaction.  The newest committed
- * definition counts, whatever the caller's snapshot, also for a transaction
+ * definition counts, not that of the caller's snapshot, also for a transaction
  * that began before.
  */
 const Machine *

@@ -7,7 +7,7 @@
  * until VACUUM removes them, which it cannot do while an old snapshot is about,
  * and to read them again and again is what makes queues in tables slow.  So a
  * backend remembers FLOORS: for a topic, and for an ordering key that it met
- * lately.  Whatever was below is settled: gone, or out under a lease, or behind
+ * lately.  What was below is settled: gone, or out under a lease, or behind
  * another event of its key.
  *
  * A transaction that was open meanwhile may have written below a floor, and
@@ -22,8 +22,8 @@
  * are noted too, and the floors come down to them if it, or a part of it, rolls
  * back or is prepared.
  *
- * Floors are memory of this backend, right or absent, whatever becomes of the
- * call that raised them: what a long call found out survives a time-out.  A
+ * Floors are memory of this backend, right or absent, also when the call that
+ * raised them fails: what a long call found out survives a time-out.  A
  * clock that is set back could still hide an event that waits for a time.  So
  * now and then a topic is read from its beginning, at the earliest after a
  * hundred times as long as that took the last time, and after a second.

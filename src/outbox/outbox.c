@@ -402,7 +402,7 @@ check_ordering_key(const text *key)
 				  "Events of one key come in their order; leave it out if none is needed.");
 }
 
-/* An event without a delay is due at once, whatever becomes of the clock. */
+/* An event without a delay is due at once, also if the clock is set back. */
 static TimestampTz
 due_argument(FunctionCallInfo fcinfo, int argument, TimestampTz now)
 {

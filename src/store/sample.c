@@ -53,9 +53,9 @@ ik_sample(Relation rel, void (*see) (TupleTableSlot *slot, void *arg),
 }
 
 /*
- * Show each row of a small table, as it is committed by now whatever the
- * caller's snapshot.  SnapshotAny and a check of our own take no predicate
- * lock.
+ * Show each row of a small table, as it is committed by now, not as the
+ * caller's snapshot has it.  SnapshotAny and a check of our own take no
+ * predicate lock.
  */
 void
 ik_each_row(Relation rel, void (*see) (TupleTableSlot *slot, void *arg),
@@ -95,7 +95,7 @@ show_blocks(Relation rel, BlockNumber first, BlockNumber n,
 }
 
 /*
- * What is committed by now, whatever the isolation level; but PostgreSQL takes
+ * What is committed by now, at every isolation level; but PostgreSQL takes
  * no such snapshot for a query that has parallel workers, whose leader calls
  * lookup: there it is the statement's.
  */

@@ -56,7 +56,7 @@ ik_append_equality(StringInfo buf, const char *left, Oid equality,
  * Convert the members of an object to the types of the columns that bear their
  * names, exactly as jsonb_populate_record does, by its sibling that takes the
  * columns from the caller: so a column that was not given is not touched,
- * whatever its domain says about NULL.  Only that no member is left out.
+ * even if its domain forbids NULL.  Only that no member is left out.
  */
 void
 ik_from_json(Jsonb *object, TupleDesc columns, Datum *values,

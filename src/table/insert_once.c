@@ -7,7 +7,7 @@
  * columns that the caller gives; every other column takes its default.  The
  * "conflict columns" are those of the unique index that decides.  A "shape"
  * is one relation with one set of members and one choice of conflict columns:
- * whatever can be worked out once, and the two plans, hang on it.
+ * all that can be worked out once, and the two plans, hang on it.
  *
  * The steps are: look for the row; if there is none, INSERT ... ON CONFLICT
  * DO NOTHING, which waits for a rival transaction; if that met a conflict,
@@ -22,7 +22,7 @@
  *
  * Everything runs as the caller: privileges, row security and triggers are
  * PostgreSQL's own.  All SQL is fully qualified, since a plan is parsed again
- * under whatever search_path is in force by then.
+ * under the search_path that is in force by then.
  *
  *-------------------------------------------------------------------------
  */
@@ -796,8 +796,8 @@ find_row(InsertCall *call, bool must_exist)
 }
 
 /*
- * Is the row there for the table's owner, whatever the policies say?  Under
- * the active snapshot.  ri_triggers.c looks so.  Nothing of the caller's runs
+ * Is the row there for the table's owner, past the policies?  Under the active
+ * snapshot.  ri_triggers.c looks so.  Nothing of the caller's runs
  * here: the values are converted, and the operators are those of an index.
  *
  * Not by the kept plan: where the caller is the owner and row security is

@@ -99,7 +99,7 @@ ik_keep_plan(const PlanKey *key, MemoryContext context, const char *query,
 	return kept;
 }
 
-/* From here to ik_release_plan() the plan stays, whatever happens. */
+/* From here to ik_release_plan() the plan stays, invalid or not. */
 void
 ik_hold_plan(KeptPlan *kept)
 {

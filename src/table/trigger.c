@@ -31,7 +31,7 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
-/* in place of a column: whichever a trigger has in its list */
+/* in place of a column: any that a trigger has in its list */
 #define ANY_COLUMN	(-1)
 
 typedef struct Companion

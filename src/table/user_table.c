@@ -113,7 +113,7 @@ ik_refuse_foreign(Relation rel)
 					"Detach the partition: its server would not fire the triggers.");
 }
 
-/* The name for use in a command, whatever the search_path. */
+/* The name for use in a command, under any search_path. */
 char *
 ik_quoted_name(Relation rel)
 {

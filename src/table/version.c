@@ -9,7 +9,7 @@
  *				its column list tells the version column; refuses a version
  *				that is neither the old one nor the next
  *		UPDATE ... guard_version()
- *				sets the next one, whatever the UPDATE named
+ *				sets the next one, also where the UPDATE named it
  *
  * Their names make them fire last, so that no other trigger has the last word.
  *

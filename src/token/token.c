@@ -392,7 +392,7 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 /*
  * The status of a token that is about to be marked, and the moment that it is
  * about.  Everything is judged again after a wait, and the mark by what is
- * committed, whatever the isolation level: that the token was used is an
+ * committed, at every isolation level: that the token was used is an
  * answer, not a conflict.
  */
 static TokenStatus

@@ -5,7 +5,7 @@
  *
  * They read our tables past the executor: so that a view which is read under
  * SERIALIZABLE takes no predicate lock and makes no claim fail, and so that
- * they answer in milliseconds whatever the size of the tables.
+ * they answer in milliseconds on tables of any size.
  *
  *-------------------------------------------------------------------------
  */

@@ -140,7 +140,7 @@ idempotency_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnection(MyBgworkerEntry->bgw_extra, NULL, 0);
 	error_context_stack = &context;
 
-	/* whatever the database's default is */
+	/* in place of the database's default */
 	XactIsoLevel = XACT_READ_COMMITTED;
 	SetConfigOption("default_transaction_isolation", "read committed",
 					PGC_SUSET, PGC_S_OVERRIDE);
@@ -230,7 +230,7 @@ begin_report(void)
 	before_shmem_exit(report_round, 0);
 }
 
-/* The worker ends, in whatever way. */
+/* The worker ends, well or by an error. */
 static void
 report_round(int code, Datum arg)
 {

@@ -190,7 +190,7 @@ SELECT idempotency.complete('maintained', 'duplicate', 'NEW') IS NOT NULL AS com
 ROLLBACK;
 DROP INDEX idempotency.by_response, idempotency.by_expiry, idempotency.by_expression, idempotency.by_part, idempotency.by_note;
 ALTER TABLE idempotency.keys DROP COLUMN note;
--- an index that is not PostgreSQL's alone could run anything as whoever claims
+-- an index that is not PostgreSQL's alone could run anything as the role that claims
 CREATE FUNCTION regress_alter.meddle(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'meddled';

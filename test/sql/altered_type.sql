@@ -1,5 +1,5 @@
 -- A row type of ours that was altered, by hand or by the objects of another
--- version: whatever forms a row of it fails with 55000 before it does.
+-- version: what forms a row of it fails with 55000 before it does.
 CREATE FUNCTION regress_try(sql text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
   EXECUTE 'SELECT ' || sql;

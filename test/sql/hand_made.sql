@@ -1,4 +1,4 @@
--- Triggers that call our functions, put by hand on whatever column: refused
+-- Triggers that call our functions, put by hand on any column: refused
 -- before a value is looked at.  All by a role with nothing but usage and TEMP.
 \set VERBOSITY terse
 \set SHOW_CONTEXT never

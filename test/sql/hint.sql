@@ -87,7 +87,7 @@ SELECT idempotency.detach_fence('bare', 'version');
 SELECT idempotency.detach_version('bare', 'fence');
 SELECT idempotency.detach_machine('bare', 'state');
 
--- run() names the signature, by whatever the function was called
+-- run() names the signature, for each way of naming the function
 CREATE FUNCTION f(request json) RETURNS text LANGUAGE sql AS 'SELECT 1';
 SELECT idempotency.run('hint', 'k', 'f');
 SELECT idempotency.run('hint', 'k', 'f(jsonb)');

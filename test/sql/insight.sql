@@ -1,5 +1,5 @@
 -- The views on large tables: what they count is right, and they read little of
--- the tables, whatever is in them; by the blocks and calls that EXPLAIN counts.
+-- the tables, with any rows in them; by the blocks and calls that EXPLAIN counts.
 CREATE FUNCTION explained(query text) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   plan jsonb;

@@ -42,7 +42,7 @@ ROLLBACK;
 SELECT status IS NULL AS unknown FROM idempotency.lookup('claim', 'undone');
 SELECT idempotency.once('claim', 'undone');
 
--- once: true the first time only, whoever was first
+-- once: true the first time only, also if a claim was first
 SELECT idempotency.once('claim', 'undone');
 SELECT idempotency.once('claim', 'first');
 SELECT idempotency.once('claim', 'failing');

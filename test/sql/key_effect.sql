@@ -1,4 +1,4 @@
--- The work and its answer stand or fall together: whatever goes wrong between
+-- The work and its answer stand or fall together: if anything goes wrong between
 -- the claim and the end of COMMIT, nothing is stored and the retry runs.
 \set VERBOSITY terse
 \set SHOW_CONTEXT never

@@ -102,7 +102,7 @@ SELECT idempotency.complete('bank', 'k4', 'zombie', NULL, :f4) IS NOT NULL AS co
 SELECT status FROM idempotency.lease('bank', 'k5', '0');
 SELECT idempotency.once('bank', 'k5'), idempotency.once('bank', 'k5');
 
--- held, whatever mode is asked for
+-- held, for every mode that is asked for
 BEGIN;
 SELECT status FROM idempotency.lease('bank', 'k6', '1 min');
 SELECT status FROM idempotency.claim('bank', 'k6');

@@ -1,4 +1,4 @@
--- The guard: whoever writes, and however, stays on the graph; and the history.
+-- The guard: every writer, in every way, stays on the graph; and the history.
 \set VERBOSITY terse
 \set SHOW_CONTEXT never
 \pset null '(null)'
@@ -215,7 +215,7 @@ RESET ROLE;
 SELECT row_id, event, to_state FROM idempotency.transition_log WHERE table_name = 'mg.own' ORDER BY id;
 DELETE FROM idempotency.transition_log;
 
--- a table and a row have one name each in the log, whatever a session has set
+-- a table and a row have one name each in the log, under all settings of a session
 SET ROLE regress_guarded;
 CREATE TABLE "order" (t timestamptz, r tstzrange, i interval, b bytea, f float8, status text, PRIMARY KEY (t, r, i, b, f));
 SELECT idempotency.attach_machine('"order"', 'status', 'mg', history => true);

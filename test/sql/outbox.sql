@@ -48,7 +48,7 @@ SELECT count(*), sum(length(payload ->> 'a')), bool_and(idempotency.ack(id, atte
 SELECT idempotency.ack(4, 1);
 
 --
--- ack for many: a number that was acked, whatever their order
+-- ack for many: a number that was acked, in any order
 --
 SELECT count(idempotency.emit('many', to_jsonb(i), CASE WHEN i % 2 = 0 THEN i::text END)) FROM generate_series(1, 10) i;
 SELECT array_agg(id ORDER BY id DESC) AS ids, array_agg(attempt ORDER BY id DESC) AS attempts FROM idempotency.take('many', 7) \gset
@@ -213,7 +213,7 @@ SELECT count(*) FROM idempotency.take('wide');
 SELECT count(*) FROM idempotency.take('wide');
 SELECT count(*) FROM idempotency.outbox;
 
--- nor for the calls of one transaction, whatever they are
+-- nor for all the calls of one transaction together
 SELECT count(idempotency.emit('calls', to_jsonb(i), 'key' || i)) FROM generate_series(1, 20000) i;
 SELECT count(*) FROM idempotency.take('calls', 20000, '0');
 SELECT idempotency.set_topic('calls', 1);
@@ -240,7 +240,7 @@ SELECT payload, idempotency.ack(id, attempt) FROM idempotency.take('one');
 SELECT count(*) FROM idempotency.take('one');
 COMMIT;
 
--- after a rollback, the oldest first again, whatever was met before
+-- after a rollback, the oldest first again, also past what was met before
 SELECT count(idempotency.emit('again', to_jsonb(i))) FROM generate_series(1, 3) i;
 SELECT payload, idempotency.nack(id, attempt, '0') FROM idempotency.take('again', 1);
 BEGIN;

@@ -21,7 +21,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 
 -- The history belongs to a plain role, who puts code on it: it runs as him, and
--- nothing of it is left to run as whoever moves a row, here a superuser.
+-- nothing of it is left to run as the role that moves a row, here a superuser.
 ALTER TABLE idempotency.transition_log OWNER TO regress_owner;
 GRANT USAGE ON SCHEMA idempotency TO regress_owner;
 CREATE TABLE regress_own.seen (what text, who text);

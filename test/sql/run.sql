@@ -102,7 +102,7 @@ SELECT again, proname, status, replayed, left(response, 40) AS response, length(
 FROM generate_series(1, 2) AS again,
      (SELECT proname::text FROM pg_proc WHERE proname LIKE 'a\_%' AND pronamespace = 'regress_app'::regnamespace ORDER BY proname COLLATE "C" OFFSET 0) AS p,
      LATERAL idempotency.run('answers', proname, proname) AS r ORDER BY again, proname COLLATE "C";
--- complete() stores a row as JSON, whatever its type
+-- complete() stores a row as JSON, of any type
 BEGIN;
 SELECT status, idempotency.complete('answers', 'row', ROW('r', '{}')::idempotency.answer) > now() AS complete FROM idempotency.claim('answers', 'row');
 COMMIT;

@@ -203,7 +203,7 @@ ALTER SYSTEM RESET idempotency.token_retention;
 SELECT pg_reload_conf();
 \c -
 -- signed, but of another version, key or encoding than ours;
--- issued in the future is no matter: the clock may have been set back
+-- issued in the future is valid: the clock may have been set back
 SELECT check_(forge('y', '0', '1 min')), check_(forge('y', '0', '1 min', version => '00')), check_(forge('y', '0', '1 min', version => '02')),
        check_(forge('y', '0', '1 min', key => 2)), check_(forge('y', '0', '1 min', payload => '\xff')), check_(forge('y', '1 h', '2 h'));
 SELECT payload FROM idempotency.check_token(forge('y', '0', '1 min', payload => '{"a":1}'), 'user-1', 'form');

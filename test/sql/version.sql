@@ -31,7 +31,7 @@ SELECT idempotency.attach_version('item', 'Row Version');
 SELECT code($$SELECT idempotency.attach_version('item', 'Row Version')$$);
 GRANT ALL ON item TO regress_version_writer;
 
--- whoever writes: the version goes up by one
+-- every writer: the version goes up by one
 SET ROLE regress_version_writer;
 UPDATE ve.item SET stock = stock - 1 WHERE id = 1 AND "Row Version" = 1 RETURNING stock, "Row Version";
 UPDATE ve.item SET stock = stock - 1 WHERE id = 1 AND "Row Version" = 1 RETURNING stock, "Row Version";

@@ -65,7 +65,7 @@ sub may_count
 	return !$op->{undone} && !$op->{error} && $op->{tx}{outcome} ne 'aborted' && $op->{inv} <= $at;
 }
 
-# Was at work between the two moments, whatever became of it.
+# Was at work between the two moments, also if it failed.
 sub at_work { return $_[0]{inv} <= $_[2] && min($_[0]{freed} // 9e18, $_[0]{tx}{end}) >= $_[1]; }
 
 sub committed { return !$_[0]{undone} && !$_[0]{error} && $_[0]{tx}{outcome} eq 'committed'; }
@@ -416,7 +416,7 @@ sub check_refusal
 	return;
 }
 
-# Fences grow from one grant to the next, over whatever happens between them.
+# Fences grow from one grant to the next, over all that happens between them.
 sub check_fences
 {
 	my ($key) = @_;
@@ -785,7 +785,7 @@ sub check_outbox
 		}
 	}
 
-	# of one key never two at once, whichever was committed first
+	# of one key never two at once, in either order of their commits
 	for my $id (sort keys %out)
 	{
 		for my $other (grep { $_ > $id && defined $event{$id}{key} && ($event{$_}{key} // '') eq $event{$id}{key} } keys %out)

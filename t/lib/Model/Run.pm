@@ -396,7 +396,7 @@ sub statement
 		return if $is_lock;
 		return "${effect}SELECT idempotency.checkpoint('model', '$key', $fence, 'c$n')" if $do eq 'checkpoint';
 
-		# the holder works and completes once; whoever knows that he did may say it again
+		# the holder works and completes once; a session that knows of it may say it again
 		my $before = $grant->{settled};
 		my $again = $before && $before->{tx}{outcome} eq 'committed' && !$before->{undone};
 		return if $before && !$again && $before->{tx}{outcome} ne 'aborted' && !$before->{undone} && !$before->{error};
