@@ -360,7 +360,7 @@ $holder->quit;
 # and the view says why nothing is counted
 SKIP:
 {
-	skip 'a library of that kind is for 17 and later', 4 if $major < 17;
+	skip 'a library of that kind is for 17 and later', 5 if $major < 17;
 	my $other = $node->basedir . '/other';
 	append_to_file("$other.c", q{
 #include "postgres.h"
@@ -379,7 +379,7 @@ Datum other_version(PG_FUNCTION_ARGS)
 });
 	chomp(my $include = `pg_config --includedir-server`);
 	my @build = (($ENV{CC} // 'cc'), '-shared', '-fPIC', "-I$include", '-Isrc', '-o', "$other.so", "$other.c");
-	skip "no compiler to make one: @build", 4 if system(@build) != 0;
+	skip "no compiler to make one: @build", 5 if system(@build) != 0;
 	$node->restart;
 	sql("CREATE FUNCTION other_version() RETURNS boolean LANGUAGE c AS '$other.so'");
 	is(sql('SELECT other_version()'), 'f', 'another version has made the segment');
@@ -392,6 +392,9 @@ Datum other_version(PG_FUNCTION_ARGS)
 		COMMIT;
 		SELECT status, response FROM idempotency.lookup('other', 'k')}) =~ s/\n[tf]\n/ /r, 'claimed completed|done', 'calls are what they are');
 	like(sql('SELECT function, outcome FROM idempotency.activity'), qr/^off\|.*another version of the library.*: requested DSM segment size/, 'the view says why nothing is counted');
+	my $before = join "\n", map { "SELECT idempotency.once('other', repeat('k$_', 200));" } 1 .. 9;
+	like((split /\n/, sql("$before\nSELECT outcome FROM idempotency.activity"))[-1],
+		qr/^no shared memory could be had, or another version of the library.*: requested DSM segment size/, 'also in a session that found out some transactions ago');
 	is(sql(q{SELECT count(*) FROM idempotency.in_flight WHERE scope = 'other'}), 0, 'and the others answer');
 }
 done_testing();

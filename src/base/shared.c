@@ -21,13 +21,11 @@
  */
 #include "base/base.h"
 
-#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 #include "utils/memutils.h"
-#include "utils/resowner.h"
 #include "utils/syscache.h"
 
 #ifdef compat_named_segment
@@ -91,6 +89,7 @@ static void start_memory(void);
 static void clear_memory(void *ptr);
 #ifdef compat_named_segment
 static bool attach_segment(void);
+static void get_segment(void *arg);
 static void clear_segment(COMPAT_SEGMENT_INIT_PARAMETERS);
 #endif
 
@@ -184,43 +183,23 @@ memory_size(void)
 static bool
 attach_segment(void)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	SharedMemory *volatile segment = NULL;
+	SharedMemory *segment = NULL;
+	ErrorData  *error;
 
 	/* a cancel must not be caught as if it were the segment's failure */
 	HOLD_INTERRUPTS();
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
+	error = ik_try(get_segment, &segment);
+
+	/* the session asks only once, and shows the reason ever after */
+	if (error != NULL)
 	{
-		bool		found;
-
-		segment = compat_named_segment("idempotency", memory_size(),
-									   clear_segment, &found);
-		ReleaseCurrentSubTransaction();
+		problem = MemoryContextStrdup(TopMemoryContext,
+									  psprintf("no shared memory could be had, or another version of the library has made it, which goes with a restart: %s",
+											   error->message ? error->message : ""));
+		return false;			/* an error has given up all holds */
 	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		HOLD_INTERRUPTS();		/* an error gives up all holds */
-
-		/* the session asks only once, and shows the reason ever after */
-		MemoryContextSwitchTo(TopMemoryContext);
-		error = CopyErrorData();
-		FlushErrorState();
-		problem = psprintf("no shared memory could be had, or another version of the library has made it, which goes with a restart: %s",
-						   error->message ? error->message : "");
-		RollbackAndReleaseCurrentSubTransaction();
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
 	RESUME_INTERRUPTS();
 
-	if (segment == NULL)
-		return false;
 	/* the registry knows a segment's size alone */
 	if (segment->layout != LAYOUT)
 	{
@@ -229,6 +208,15 @@ attach_segment(void)
 	}
 	memory = segment;
 	return true;
+}
+
+static void
+get_segment(void *arg)
+{
+	bool		found;
+
+	*(SharedMemory **) arg = compat_named_segment("idempotency", memory_size(),
+												  clear_segment, &found);
 }
 
 static void

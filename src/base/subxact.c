@@ -11,7 +11,6 @@
 
 #include "access/xact.h"
 #include "storage/proc.h"
-#include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
