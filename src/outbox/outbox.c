@@ -33,7 +33,7 @@ typedef struct Handed
 	int64		attempt;
 } Handed;
 
-/* changes an event that was handed out; false if somebody else has changed it */
+/* changes an event that was handed out or parked; false if it changed meanwhile */
 typedef bool (*ChangeEvent) (Outbox *box, TupleTableSlot *event, Lease *lease,
 							 void *arg);
 
@@ -65,14 +65,16 @@ static bool with_attempt(Outbox *box, BlockLeases *leases, const Handed *handed,
 						 bool given_back_too, ChangeEvent change, void *arg);
 static bool change_without_lease(Outbox *box, BlockLeases *leases,
 								 ChangeEvent change, void *arg);
-static bool remove_acknowledged(Outbox *box, TupleTableSlot *event,
-								Lease *lease, void *arg);
+static bool discard(Outbox *box, TupleTableSlot *event, Lease *lease,
+					void *arg);
 static void count_acknowledged(BlockLeases *leases, int64 id);
 static bool give_back(Outbox *box, TupleTableSlot *event, Lease *lease,
 					  void *arg);
 static TimestampTz backoff(TimestampTz now, int tries);
-static bool find_parked(Outbox *box, int64 id);
-static bool retry(Outbox *box, TupleTableSlot *event);
+static Datum change_parked(FunctionCallInfo fcinfo, const char *function,
+						   ChangeEvent change, CountedFunction counted);
+static bool retry(Outbox *box, TupleTableSlot *event, Lease *lease,
+				  void *arg);
 
 /*
  * emit(topic text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT
@@ -173,7 +175,7 @@ idempotency_ack(PG_FUNCTION_ARGS)
 
 	handed_arguments(fcinfo, &handed);
 	ik_open_outbox(&box, "idempotency.ack()", true);
-	done = with_attempt(&box, &leases, &handed, true, remove_acknowledged, NULL);
+	done = with_attempt(&box, &leases, &handed, true, discard, NULL);
 	if (done)
 		count_acknowledged(&leases, handed.id);
 	ik_drop_acked_leases(&box, &leases);
@@ -222,7 +224,7 @@ idempotency_ack_batch(PG_FUNCTION_ARGS)
 		if (leases.block != block_of(handed[i].id))
 			ik_drop_acked_leases(&box, &leases);
 		/* one that was superseded keeps none of the others back */
-		if (with_attempt(&box, &leases, &handed[i], true, remove_acknowledged, NULL))
+		if (with_attempt(&box, &leases, &handed[i], true, discard, NULL))
 		{
 			count_acknowledged(&leases, handed[i].id);
 			done++;
@@ -335,34 +337,16 @@ idempotency_extend_event(PG_FUNCTION_ARGS)
 Datum
 idempotency_retry_event(PG_FUNCTION_ARGS)
 {
-	Outbox		box;
-	bool		done = false;
-
-	ik_not_null(fcinfo, 0, "id");
-	ik_open_outbox(&box, "idempotency.retry_event()", true);
-	while (!done && find_parked(&box, PG_GETARG_INT64(0)))
-		done = retry(&box, box.event);
-	ik_close_outbox(&box);
-	ik_count(COUNT_RETRY_EVENT, done ? COUNT_DONE : COUNT_NOT_DONE);
-	PG_RETURN_BOOL(done);
+	return change_parked(fcinfo, "idempotency.retry_event()", retry,
+						 COUNT_RETRY_EVENT);
 }
 
 /* discard_event(id bigint) RETURNS boolean: remove a parked event. */
 Datum
 idempotency_discard_event(PG_FUNCTION_ARGS)
 {
-	Outbox		box;
-	bool		done = false;
-
-	ik_not_null(fcinfo, 0, "id");
-	ik_open_outbox(&box, "idempotency.discard_event()", true);
-	while (!done && find_parked(&box, PG_GETARG_INT64(0)))
-		done = ik_remove_event(&box, box.event, true);
-	if (done)
-		ik_end_turn(&box, box.event, false, 0);
-	ik_close_outbox(&box);
-	ik_count(COUNT_DISCARD_EVENT, done ? COUNT_DONE : COUNT_NOT_DONE);
-	PG_RETURN_BOOL(done);
+	return change_parked(fcinfo, "idempotency.discard_event()", discard,
+						 COUNT_DISCARD_EVENT);
 }
 
 /* retry_parked(topic text) RETURNS bigint: the same for a topic; how many. */
@@ -386,7 +370,7 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		slot_getallattrs(box.event);
 		if (ik_lock_found_row(&box.events, box.event, false) &&
-			retry(&box, box.event))
+			retry(&box, box.event, NULL, NULL))
 			done++;
 	}
 	index_endscan(scan);
@@ -528,8 +512,9 @@ change_without_lease(Outbox *box, BlockLeases *leases, ChangeEvent change,
 	return done;
 }
 
+/* Remove an event that was acknowledged, or is given up. */
 static bool
-remove_acknowledged(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg)
+discard(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg)
 {
 	if (!ik_remove_event(box, event, true))
 		return false;
@@ -581,24 +566,37 @@ backoff(TimestampTz now, int tries)
 	return now + Min(MAX_BACKOFF, USECS_PER_SEC << Min(Max(tries, 1) - 1, 12));
 }
 
-/* Find a parked event, waiting for a rival who is changing it. */
-static bool
-find_parked(Outbox *box, int64 id)
+/*
+ * Change the parked event in the first argument, waiting for a rival who is
+ * changing it.  Was there one?
+ */
+static Datum
+change_parked(FunctionCallInfo fcinfo, const char *function,
+			  ChangeEvent change, CountedFunction counted)
 {
+	Outbox		box;
 	TransactionId rival;
+	bool		done = false;
 
-	while (ik_fetch_event(box, id, box->event, &rival))
+	ik_not_null(fcinfo, 0, "id");
+	ik_open_outbox(&box, function, true);
+	while (!done && ik_fetch_event(&box, PG_GETARG_INT64(0), box.event, &rival))
 	{
-		if (!TransactionIdIsValid(rival))
-			return event_is_parked(box->event);
-		(void) ik_wait_for_xact(rival, DT_NOEND);
+		if (TransactionIdIsValid(rival))
+			(void) ik_wait_for_xact(rival, DT_NOEND);
+		else if (event_is_parked(box.event))
+			done = change(&box, box.event, NULL, NULL);
+		else
+			break;
 	}
-	return false;
+	ik_close_outbox(&box);
+	ik_count(counted, done ? COUNT_DONE : COUNT_NOT_DONE);
+	PG_RETURN_BOOL(done);
 }
 
 /* Give a parked event back. */
 static bool
-retry(Outbox *box, TupleTableSlot *event)
+retry(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg)
 {
 	TupleTableSlot *next = ik_put_back(box, event, EVENT_READY, DT_NOBEGIN);
 
