@@ -17,27 +17,15 @@
 #include "access/detoast.h"
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/relation.h"
 #include "access/table.h"
-#include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
-#include "catalog/pg_am.h"
-#include "catalog/pg_collation.h"
-#include "catalog/pg_proc.h"
-#include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/executor.h"
-#include "miscadmin.h"
 #include "nodes/execnodes.h"
-#include "nodes/nodeFuncs.h"
-#include "storage/bufmgr.h"
-#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/inval.h"
-#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
 static void name_wait(void *arg);
@@ -426,31 +414,39 @@ write_index_entries(RowAccess *row, TupleTableSlot *slot, bool update,
 					TU_UpdateIndexes update_indexes)
 {
 	OwnTable   *table = row->table;
-	bool		conflict = false;
+	bool		unique;
 
 	if (table->other_indexes ||
 		(table->in_partial && table->in_partial(slot->tts_values)))
-	{
-		EState	   *estate = CreateExecutorState();
-		ResultRelInfo *result_rel = makeNode(ResultRelInfo);
-
-		InitResultRelInfo(result_rel, row->rel, 0, NULL, 0);
-		ExecOpenIndices(result_rel, false);
-		compat_insert_index_tuples(result_rel, slot, estate, update, &conflict,
-								   update_indexes);
-		ExecCloseIndices(result_rel);
-		FreeExecutorState(estate);
-	}
+		unique = ik_index_by_executor(row->rel, slot, update, update_indexes);
 	else
 	{
 		bool		nulls[lengthof(row->key)] = {0};
 
-		conflict = !index_insert(row->index, row->key, nulls, &slot->tts_tid,
-								 row->rel, UNIQUE_CHECK_PARTIAL, update,
-								 makeNode(IndexInfo));
+		unique = index_insert(row->index, row->key, nulls, &slot->tts_tid,
+							  row->rel, UNIQUE_CHECK_PARTIAL, update,
+							  makeNode(IndexInfo));
 	}
-	if (conflict)
+	if (!unique)
 		lost_race();
+}
+
+/* The executor's way to index a row that was written; false: it is not unique. */
+bool
+ik_index_by_executor(Relation rel, TupleTableSlot *slot, bool update,
+					 TU_UpdateIndexes update_indexes)
+{
+	EState	   *estate = CreateExecutorState();
+	ResultRelInfo *result_rel = makeNode(ResultRelInfo);
+	bool		conflict = false;
+
+	InitResultRelInfo(result_rel, rel, 0, NULL, 0);
+	ExecOpenIndices(result_rel, false);
+	compat_insert_index_tuples(result_rel, slot, estate, update, &conflict,
+							   update_indexes);
+	ExecCloseIndices(result_rel);
+	FreeExecutorState(estate);
+	return !conflict;
 }
 
 /* Without DETAIL, which would show the key. */

@@ -15,7 +15,6 @@
 
 #include "access/genam.h"
 #include "access/table.h"
-#include "access/tableam.h"
 #include "access/xact.h"
 #include "executor/executor.h"
 #include "nodes/execnodes.h"
@@ -23,8 +22,6 @@
 
 static bool write_index_entries(OwnRows *rows, bool update,
 								TU_UpdateIndexes update_indexes);
-static bool write_by_executor(OwnRows *rows, bool update,
-							  TU_UpdateIndexes update_indexes);
 static bool write_index_entry(OwnRows *rows, int which, bool update);
 
 /*
@@ -164,7 +161,7 @@ write_index_entries(OwnRows *rows, bool update, TU_UpdateIndexes update_indexes)
 	TupleTableSlot *slot = rows->next;
 
 	if (table->other_indexes)
-		return write_by_executor(rows, update, update_indexes);
+		return ik_index_by_executor(rows->rel, slot, update, update_indexes);
 	for (int i = 0; i < table->nindexes; i++)
 	{
 		const OwnIndex *own = &table->indexes[i];
@@ -195,20 +192,4 @@ write_index_entry(OwnRows *rows, int which, bool update)
 						rows->rel,
 						own->unique ? UNIQUE_CHECK_PARTIAL : UNIQUE_CHECK_NO,
 						update, rows->index_info) || !own->unique;
-}
-
-static bool
-write_by_executor(OwnRows *rows, bool update, TU_UpdateIndexes update_indexes)
-{
-	EState	   *estate = CreateExecutorState();
-	ResultRelInfo *result_rel = makeNode(ResultRelInfo);
-	bool		conflict = false;
-
-	InitResultRelInfo(result_rel, rows->rel, 0, NULL, 0);
-	ExecOpenIndices(result_rel, false);
-	compat_insert_index_tuples(result_rel, rows->next, estate, update,
-							   &conflict, update_indexes);
-	ExecCloseIndices(result_rel);
-	FreeExecutorState(estate);
-	return !conflict;
 }

@@ -11,6 +11,7 @@
 #include "base/base.h"
 
 #include "access/genam.h"
+#include "access/tableam.h"
 #include "executor/tuptable.h"
 #include "nodes/nodes.h"
 #include "nodes/pg_list.h"
@@ -308,6 +309,8 @@ extern void ik_check_row_visible(RowAccess *row);
 extern void ik_insert_row(RowAccess *row, Datum *values, bool *nulls);
 extern void ik_update_row(RowAccess *row, Datum *values, bool *nulls);
 extern void ik_delete_row(RowAccess *row);
+extern bool ik_index_by_executor(Relation rel, TupleTableSlot *slot,
+								 bool update, TU_UpdateIndexes update_indexes);
 extern void *ik_copy_value(const void *value);
 extern bool ik_delete_tuple(Relation rel, TupleTableSlot *slot, bool wait);
 
