@@ -56,6 +56,7 @@ extern int	ik_array_argument(FunctionCallInfo fcinfo, int argument,
 							  Datum **elements, bool **nulls);
 extern void ik_refuse_to_write(const char *function);
 extern text *ik_response_text(Oid type, Datum value);
+extern char *ik_to_string(Oid type, Datum value);
 
 /*
  * A text that names something: 22004 if NULL, 22023 if empty or longer than

@@ -252,13 +252,21 @@ text *
 ik_response_text(Oid type, Datum value)
 {
 	Oid			base = getBaseType(type);
-	Oid			output;
-	bool		is_varlena;
 
 	if (base == TEXTOID || base == VARCHAROID)
 		return DatumGetTextPP(value);
 	if (type_is_rowtype(base))
 		return DatumGetTextPP(DirectFunctionCall1(row_to_json, value));
+	return cstring_to_text(ik_to_string(type, value));
+}
+
+/* A value by its type's output function. */
+char *
+ik_to_string(Oid type, Datum value)
+{
+	Oid			output;
+	bool		is_varlena;
+
 	getTypeOutputInfo(type, &output, &is_varlena);
-	return cstring_to_text(OidOutputFunctionCall(output, value));
+	return OidOutputFunctionCall(output, value);
 }

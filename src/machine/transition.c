@@ -167,15 +167,9 @@ open_move(Move *move, const UpdateHooks *hooks, FunctionCallInfo fcinfo,
 	table = move->update.table;
 	if (!PG_ARGISNULL(arg))
 	{
-		char	   *name = NameStr(*PG_GETARG_NAME(arg));
-
-		column = get_attnum(RelationGetRelid(move->update.rel), name);
-		if (column <= 0)
-			ereport(ERROR,
-					(errcode(ERRCODE_UNDEFINED_COLUMN),
-					 errmsg("column \"%s\" of table \"%s\" does not exist",
-							name, RelationGetRelationName(move->update.rel)),
-					 errhint("state_column names the column that a machine is attached to.")));
+		column = ik_column_number(move->update.rel,
+								  NameStr(*PG_GETARG_NAME(arg)),
+								  "state_column names the column that a machine is attached to.");
 		move->guard = ik_guard_of(table, column);
 	}
 	else if (table->nguards > 1)

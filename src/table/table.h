@@ -102,8 +102,9 @@ typedef struct TableInfo
 
 /* user_table.c: opening a table that a caller names, and judging it */
 extern Relation ik_open_users_table(Oid relid, LOCKMODE lockmode);
-pg_noreturn extern void ik_no_such_table(Oid relid);
 extern Relation ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column);
+extern AttrNumber ik_column_number(Relation rel, const char *name,
+								   const char *hint);
 extern void ik_refuse_children(Relation rel);
 pg_noreturn extern void ik_refuse_foreign(Relation rel);
 pg_noreturn extern void ik_refuse_table(const char *message, const char *hint);

@@ -18,8 +18,6 @@
 #include "access/htup_details.h"
 #include "access/nbtree.h"
 #include "access/sysattr.h"
-#include "access/table.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
@@ -28,12 +26,10 @@
 #include "nodes/makefuncs.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/fmgrprotos.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/syscache.h"
 
 /* the cache: from a relation to what was read */
 typedef struct CachedTable
@@ -63,7 +59,7 @@ static bool read_state_guard(Relation rel, const Trigger *trigger,
 							 TableInfo *info);
 static bool is_guard_type(int16 type, GuardKind kind);
 static void read_primary_key(Relation rel, TableInfo *info);
-static void prepare_row_id(Relation rel, TableInfo *info);
+static void prepare_row_id(TableInfo *info);
 static bool output_varies(Oid type);
 static void forget_table(Datum arg, Oid relid);
 
@@ -251,7 +247,7 @@ read_table(Relation rel)
 		read_triggers(rel, info);
 	read_primary_key(rel, info);
 	if (info->nkeys > 0)
-		prepare_row_id(rel, info);
+		prepare_row_id(info);
 	return info;
 }
 
@@ -409,7 +405,7 @@ read_primary_key(Relation rel, TableInfo *info)
  * The functions learn the types of their arguments from an expression.
  */
 static void
-prepare_row_id(Relation rel, TableInfo *info)
+prepare_row_id(TableInfo *info)
 {
 	Oid			function = info->nkeys == 1 ? F_TO_JSONB : F_JSONB_BUILD_OBJECT_ANY;
 	List	   *args = NIL;

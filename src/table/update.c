@@ -33,11 +33,8 @@
  */
 #include "table/table.h"
 
-#include "access/sysattr.h"
-#include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
@@ -172,14 +169,8 @@ ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 		if (token != WJB_KEY)
 			continue;
 		name = pnstrdup(value.val.string.val, value.val.string.len);
-		/* none, or a system column */
-		column = get_attnum(RelationGetRelid(update->rel), name);
-		if (column <= 0)
-			ereport(ERROR,
-					(errcode(ERRCODE_UNDEFINED_COLUMN),
-					 errmsg("column \"%s\" of table \"%s\" does not exist",
-							name, RelationGetRelationName(update->rel)),
-					 errhint("The members of changes are named for columns.")));
+		column = ik_column_number(update->rel, name,
+								  "The members of changes are named for columns.");
 		/* it would be set past the graph, or to another version */
 		if (column == update->column)
 			ereport(ERROR,
@@ -310,17 +301,10 @@ read_key(GuardedUpdate *update, Oid type, Datum id)
 	}
 
 	/* several: an object, as jsonb or in the text of another type */
-	if (type == JSONBOID)
-		object = DatumGetJsonbP(id);
-	else
-	{
-		Oid			output;
-		bool		isvarlena;
-
-		getTypeOutputInfo(type, &output, &isvarlena);
-		object = DatumGetJsonbP(DirectFunctionCall1(jsonb_in,
-													CStringGetDatum(OidOutputFunctionCall(output, id))));
-	}
+	if (type != JSONBOID)
+		id = DirectFunctionCall1(jsonb_in,
+								 CStringGetDatum(ik_to_string(type, id)));
+	object = DatumGetJsonbP(id);
 
 	/* for one column either form will do */
 	if (table->nkeys == 1 && JB_ROOT_IS_SCALAR(object))
@@ -377,16 +361,8 @@ key_from_value(const KeyColumn *key, Oid type, Datum value)
 		return value;
 	if (type == INT4OID && key->type == INT8OID)
 		return Int64GetDatum(DatumGetInt32(value));
-	if (type == TEXTOID)
-		string = TextDatumGetCString(value);
-	else
-	{
-		Oid			output;
-		bool		isvarlena;
-
-		getTypeOutputInfo(type, &output, &isvarlena);
-		string = OidOutputFunctionCall(output, value);
-	}
+	string = type == TEXTOID ? TextDatumGetCString(value) :
+		ik_to_string(type, value);
 	if ((key->type == TIMEOID || key->type == TIMETZOID) &&
 		(type == DATEOID || type == TIMESTAMPOID || type == TIMESTAMPTZOID))
 		not_exact(key);
@@ -435,8 +411,6 @@ key_from_string(const KeyColumn *key, char *string)
 	Datum		value = InputFunctionCall(unconstify(FmgrInfo *, &key->input),
 										  string, key->ioparam, -1);
 	Oid			wider;
-	Oid			output;
-	bool		isvarlena;
 	TypeCacheEntry *entry;
 
 	switch (key->type)
@@ -456,11 +430,10 @@ key_from_string(const KeyColumn *key, char *string)
 		default:
 			return value;
 	}
-	getTypeOutputInfo(key->type, &output, &isvarlena);
 	entry = lookup_type_cache(wider, TYPECACHE_EQ_OPR_FINFO);
 	if (!DatumGetBool(FunctionCall2Coll(&entry->eq_opr_finfo, C_COLLATION_OID,
 										from_string(wider, string),
-										from_string(wider, OidOutputFunctionCall(output, value)))))
+										from_string(wider, ik_to_string(key->type, value)))))
 		not_exact(key);
 	return value;
 }

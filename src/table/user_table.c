@@ -16,6 +16,8 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
+pg_noreturn static void no_such_table(Oid relid);
+
 /*
  * Open a table that a caller named.  Errors: 42P01 if there is none, or not any
  * more; 42809 for an index or a composite type.
@@ -26,12 +28,12 @@ ik_open_users_table(Oid relid, LOCKMODE lockmode)
 	Relation	rel = try_table_open(relid, lockmode);
 
 	if (rel == NULL)
-		ik_no_such_table(relid);
+		no_such_table(relid);
 	return rel;
 }
 
-void
-ik_no_such_table(Oid relid)
+static void
+no_such_table(Oid relid)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_TABLE),
@@ -59,7 +61,7 @@ ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 								get_func_name(fcinfo->flinfo->fn_oid)));
 	relid = PG_GETARG_OID(0);
 	if (get_rel_relkind(relid) == '\0')
-		ik_no_such_table(relid);
+		no_such_table(relid);
 	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
 		aclcheck_error(ACLCHECK_NOT_OWNER,
 					   get_relkind_objtype(get_rel_relkind(relid)),
@@ -67,7 +69,7 @@ ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 
 	rel = try_relation_open(relid, ShareRowExclusiveLock);
 	if (rel == NULL)
-		ik_no_such_table(relid);
+		no_such_table(relid);
 	if (rel->rd_rel->relkind != RELKIND_RELATION &&
 		rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 		ereport(ERROR,
@@ -76,15 +78,24 @@ ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 				 errhint("Attach to the table that the rows are stored in.")));
 	(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
 
-	*column = get_attnum(relid, NameStr(*PG_GETARG_NAME(1)));
-	if (*column <= 0)
+	*column = ik_column_number(rel, NameStr(*PG_GETARG_NAME(1)),
+							   "Name a column of the table, in its case, or add it first.");
+	return rel;
+}
+
+/* The number of a column that is not PostgreSQL's own; 42703 with the hint. */
+AttrNumber
+ik_column_number(Relation rel, const char *name, const char *hint)
+{
+	AttrNumber	column = get_attnum(RelationGetRelid(rel), name);
+
+	if (column <= 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("column \"%s\" of table \"%s\" does not exist",
-						NameStr(*PG_GETARG_NAME(1)),
-						RelationGetRelationName(rel)),
-				 errhint("Name a column of the table, in its case, or add it first.")));
-	return rel;
+						name, RelationGetRelationName(rel)),
+				 errhint("%s", hint)));
+	return column;
 }
 
 /*
