@@ -39,8 +39,6 @@
 #include "commands/sequence.h"
 #include "common/hashfn.h"
 #include "storage/bufmgr.h"
-#include "storage/lmgr.h"
-#include "storage/procarray.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"

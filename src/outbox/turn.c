@@ -7,9 +7,7 @@
  */
 #include "outbox/outbox.h"
 
-#include "access/xact.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 static bool pass_on(Outbox *box, Datum topic, Datum key, int64 but,

@@ -11,7 +11,6 @@
 
 #include "access/xact.h"
 #include "common/hashfn.h"
-#include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"

@@ -26,8 +26,6 @@
 #include "storage/lock.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
-#include "utils/fmgrprotos.h"
-#include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 

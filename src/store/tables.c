@@ -13,7 +13,6 @@
 
 #include "access/genam.h"
 #include "access/relation.h"
-#include "access/table.h"
 #include "access/transam.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"

@@ -22,8 +22,6 @@
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "common/int.h"
-#include "utils/builtins.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 
 PG_FUNCTION_INFO_V1(idempotency_attach_version);

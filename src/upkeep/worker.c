@@ -27,7 +27,6 @@
 #include "storage/latch.h"
 #include "storage/lock.h"
 #include "tcop/tcopprot.h"
-#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
