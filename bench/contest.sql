@@ -1,16 +1,6 @@
 -- What the contestants of client.c need; :rows other keys are there before.
 
--- The work: one row.
-CREATE TABLE payment (
-  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  request_id text NOT NULL,
-  amount numeric NOT NULL);
-CREATE FUNCTION pay(request jsonb) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO payment (request_id, amount) VALUES (request ->> 'request_id', 10);
-  RETURN repeat('x', 180);
-END
-$$;
+\ir payment.sql
 
 -- The least that one who stores an answer does: the work, and the final row.
 CREATE TABLE limit_key (LIKE idempotency.keys INCLUDING INDEXES);

@@ -1,10 +1,6 @@
--- The key table with :rows answers of 180 bytes, and the same as a plain table
--- for the floors, which has no index but the primary key.
-INSERT INTO idempotency.keys (created_at, expires_at, status, key, scope, response)
-SELECT now(), now() + '1 day', 'c', (1000000000000000000 + i * 2654435761 % 8000000000 * 1000000000)::text, 'bench', repeat('x', 180)
-FROM generate_series(1::bigint, :rows) i
-ON CONFLICT DO NOTHING;		-- bench/lease loads the same
+\ir ../answers.sql
 
+-- The same as a plain table for the floors, which has no index but the primary key.
 CREATE TABLE floor_key (LIKE idempotency.keys, PRIMARY KEY (key, scope));
 INSERT INTO floor_key TABLE idempotency.keys;
 -- Another for what updates its rows, so that the floors' table only grows.
@@ -18,17 +14,7 @@ CREATE FUNCTION empty_lookup(scope text, key text) RETURNS idempotency.key_recor
 CREATE FUNCTION empty_complete(scope text, key text, response text) RETURNS timestamptz LANGUAGE c AS :'empty', 'empty';
 CREATE FUNCTION empty_once(scope text, key text) RETURNS boolean LANGUAGE c AS :'empty', 'empty';
 
--- The work of run(): one row, and an answer.
-CREATE TABLE payment (
-  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  request_id text NOT NULL,
-  amount numeric NOT NULL);
-CREATE FUNCTION pay(request jsonb) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO payment (request_id, amount) VALUES (request ->> 'request_id', 10);
-  RETURN repeat('x', 180);
-END
-$$;
+\ir ../payment.sql
 -- The same with the key's final row, than which run() can hardly be cheaper.
 CREATE FUNCTION pay_and_insert(this_key text, request jsonb) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
