@@ -98,7 +98,7 @@ sub start
 	$self->{pid} = $pid;
 	for (1 .. 600)
 	{
-		last if system("$bindir/pg_isready -q -t 1 -d postgres") == 0;
+		last if system("$bindir/pg_isready -q -t 60 -d postgres") == 0;
 		die "the server did not start:\n" . slurp("$dir.server.log")
 		  if waitpid($pid, 1) != 0;
 		select undef, undef, undef, 0.2;
