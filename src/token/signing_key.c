@@ -37,6 +37,7 @@
 #include "token/token.h"
 
 #include "access/table.h"
+#include "access/tableam.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
@@ -45,6 +46,7 @@
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 /* all of them, as of a count of changes to their table */
@@ -60,7 +62,7 @@ PG_FUNCTION_INFO_V1(idempotency_this_database);
 static void rotate_keys(Relation rel, TimestampTz now, bool retire);
 static bool is_better(const SigningKey *a, const SigningKey *b);
 static void load_keys(void);
-static void read_key(TupleTableSlot *slot, void *arg);
+static bool read_key(TupleTableSlot *slot, SigningKey *key);
 
 /*
  * rotate_token_key(retire): from now on sign with a new key.  The old ones
@@ -178,14 +180,19 @@ ik_find_signing_key(int64 id)
 }
 
 /*
- * Read the keys, unless they are cached.  A change is in effect as soon as it is
- * committed, also for a transaction that began before; so invalidations are taken
- * in even if our locks would not make us.
+ * Read the keys, unless they are cached.  A change is in effect as soon
+ * as it is committed, also for a transaction that began before; so the
+ * snapshot is the latest, and invalidations are taken in even if our locks
+ * would not make us.
  */
 static void
 load_keys(void)
 {
 	Relation	rel;
+	Snapshot	snapshot;
+	TableScanDesc scan;
+	TupleTableSlot *slot;
+	int			size = 0;
 
 	AcceptInvalidationMessages();
 	if (loaded &&
@@ -200,34 +207,48 @@ load_keys(void)
 											 "idempotency signing keys",
 											 ALLOCSET_SMALL_SIZES);
 	MemoryContextReset(keys_context);
-	keys = NULL;
 
+	/* SnapshotAny and a check of our own, since that takes no predicate lock */
 	rel = ik_open_table(&ik_token_keys, AccessShareLock);
 	/* counted before the rows are read: a change that comes meanwhile shows */
 	loaded_changes = ik_table_changes(&ik_token_keys);
-	ik_each_row(rel, read_key, NULL);
+	snapshot = RegisterSnapshot(ik_latest_snapshot());
+	slot = table_slot_create(rel, NULL);
+	scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL, true, false);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		if (!table_tuple_satisfies_snapshot(rel, slot, snapshot))
+			continue;
+		if (nkeys == size)
+		{
+			size = size * 2 + 4;
+			keys = size == 4 ?
+				MemoryContextAlloc(keys_context, size * sizeof(SigningKey)) :
+				repalloc(keys, size * sizeof(SigningKey));
+		}
+		/* a row that holds no key of our size neither signs nor verifies */
+		if (read_key(slot, &keys[nkeys]))
+			nkeys++;
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
 	table_close(rel, NoLock);
 	loaded = true;
 }
 
-/* Add a row to the keys. */
-static void
-read_key(TupleTableSlot *slot, void *arg)
+/* A row as a key; false: it is none. */
+static bool
+read_key(TupleTableSlot *slot, SigningKey *key)
 {
-	SigningKey *key;
 	bytea	   *secret;
 	uint64		system = GetSystemIdentifier();
 	uint32		database = MyDatabaseId;
 
 	slot_getsomeattrs(slot, TOKEN_KEYS_NATTS);
 	secret = DatumGetByteaPP(slot->tts_values[TOKEN_KEYS_SECRET]);
-	/* one of another size neither signs nor verifies */
 	if (VARSIZE_ANY_EXHDR(secret) != sizeof(key->secret))
-		return;
-	keys = keys == NULL ?
-		MemoryContextAlloc(keys_context, sizeof(SigningKey)) :
-		repalloc(keys, (nkeys + 1) * sizeof(SigningKey));
-	key = &keys[nkeys++];
+		return false;
 	memcpy(key->secret, VARDATA_ANY(secret), sizeof(key->secret));
 	key->id = DatumGetInt64(slot->tts_values[TOKEN_KEYS_ID]);
 	key->created_at = DatumGetTimestampTz(slot->tts_values[TOKEN_KEYS_CREATED_AT]);
@@ -245,6 +266,7 @@ read_key(TupleTableSlot *slot, void *arg)
 	database = pg_hton32(database);
 	memcpy(key->database, &system, sizeof(system));
 	memcpy(key->database + sizeof(system), &database, sizeof(database));
+	return true;
 }
 
 /*
