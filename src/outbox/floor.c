@@ -63,6 +63,7 @@ static struct
 	bool		valid;
 	TimestampTz time;
 	int64		number;
+	int64		settled;		/* see ik_settled_number() */
 	TransactionId next_xid;
 	uint64		changes;		/* of the table, as ik_table_changes() says */
 	int			n;
@@ -186,6 +187,9 @@ ik_look_around(Oid sequence, TimestampTz now)
 	seen.open = open;
 	seen.n = n;
 	seen.number = number;
+	seen.settled = number;
+	for (int j = 0; j < n; j++)
+		seen.settled = Min(seen.settled, open[j].number);
 	seen.time = now;
 	seen.next_xid = next_xid;
 	seen.changes = changes;
@@ -197,6 +201,16 @@ int64
 ik_newest_number_seen(void)
 {
 	return seen.number;
+}
+
+/*
+ * Up to this number every event was to be seen at the last look around, or its
+ * emitter has rolled back: no open transaction can have emitted one.
+ */
+int64
+ik_settled_number(void)
+{
+	return seen.valid ? seen.settled : 0;
 }
 
 /* The newest number that the sequence has given. */

@@ -168,65 +168,102 @@ ik_drop_acked_leases(Outbox *box, BlockLeases *leases)
 	leases->n = 0;
 }
 
-/* Note that the ordering key of an event is out.  Under the key's lock. */
+/* Note that this event of the ordering key is out.  Under the key's lock. */
 void
-ik_note_key(Outbox *box, int64 taken, TupleTableSlot *event)
+ik_note_key(Outbox *box, Datum topic, Datum key, int64 id)
 {
+	int64		taken = ik_next_number(box);
 	Datum	   *values = ik_next_version(&box->keys, NULL)->tts_values;
 
 	values[OUTBOX_KEYS_TAKEN] = Int64GetDatum(taken);
-	values[OUTBOX_KEYS_ID] = event_value(event, ID);
-	values[OUTBOX_KEYS_TOPIC] = event_value(event, TOPIC);
-	values[OUTBOX_KEYS_KEY] = event_value(event, KEY);
+	values[OUTBOX_KEYS_ID] = Int64GetDatum(id);
+	values[OUTBOX_KEYS_TOPIC] = topic;
+	values[OUTBOX_KEYS_KEY] = key;
 	if (!ik_add_row(&box->keys))
 		elog(ERROR, "number " INT64_FORMAT " was given twice", taken);
 }
 
+/* Is there a note of the key, whatever it is worth? */
+bool
+ik_key_is_noted(Outbox *box, Datum topic, Datum key)
+{
+	TransactionId rival;
+
+	return newest_note(box, topic, key, &rival);
+}
+
 /*
- * Is an event of the key out?  And is it not settled yet, since a rival is
- * taking or acknowledging it?  The note is only a pointer: what counts is the
- * event's lease, or the bit for it in the lease of block and events that the
- * caller is about to write.
+ * Is an event of the key out, as far as a note tells?  And is that not settled
+ * yet, since a rival is taking or acknowledging it?  The note is only a pointer:
+ * what counts is the event's lease, or the bit for it in the lease of block and
+ * events that the caller is about to write.
  */
 bool
 ik_key_is_out(Outbox *box, Datum topic, Datum key, int64 block, uint64 events,
-			  TransactionId *rival)
+			  bool *settled)
 {
-	BlockLeases leases = {0};
-	Lease	   *lease = NULL;
+	TransactionId rival;
+	TransactionId changing;
 	int64		id;
 
-	if (!newest_note(box, topic, key, rival))
+	*settled = true;
+	if (!newest_note(box, topic, key, &rival))
 		return false;
 	id = note_id(box->note);
-	if (TransactionIdIsValid(*rival) ||
-		(block_of(id) == block && (events >> bit_of(id)) & 1))
+	if (block_of(id) == block && (events >> bit_of(id)) & 1)
 		return true;
-	if (ik_fetch_event(box, id, box->head, rival))
+	*settled = !TransactionIdIsValid(rival);
+	if (!*settled)
+		return true;
+	if (!ik_fetch_event(box, id, box->head, &changing))
+		return false;
+	if (!ik_is_leased(box, box->head, &rival))
 	{
-		ik_read_leases(box, &leases, block_of(id));
-		lease = ik_lease_of(&leases, box->head);
-		if (lease != NULL && TransactionIdIsValid(lease->rival))
-			*rival = lease->rival;
-		if (leases.leases != NULL)
-			pfree(leases.leases);
+		uint64		lock = ik_block_lock(block_of(id));
+		bool		leased;
+
+		/* a taker who did not see the note may be about to write the lease */
+		if (!ik_try_lock(lock))
+		{
+			*settled = false;
+			return true;
+		}
+		leased = ik_is_leased(box, box->head, &rival);
+		ik_unlock(lock);
+		if (!leased)
+			return false;
 	}
+	*settled = !TransactionIdIsValid(rival) && !TransactionIdIsValid(changing);
+	return true;
+}
+
+/* Is the event in the slot out, and who is writing or removing that lease? */
+bool
+ik_is_leased(Outbox *box, TupleTableSlot *event, TransactionId *rival)
+{
+	BlockLeases leases = {0};
+	Lease	   *lease;
+
+	ik_read_leases(box, &leases, block_of(event_id(event)));
+	lease = ik_lease_of(&leases, event);
+	*rival = lease == NULL ? InvalidTransactionId : lease->rival;
+	if (leases.leases != NULL)
+		pfree(leases.leases);
 	return lease != NULL;
 }
 
 /*
- * The turn of the event is over: its key's note goes.  Was it the event that was
- * out?  Then nobody takes another one of the key before we commit.
+ * The turn of the event is over: its key's note goes, if it has one.  One that
+ * somebody else is writing stays, for purge.
  */
-bool
+void
 ik_drop_note(Outbox *box, TupleTableSlot *event)
 {
 	TransactionId rival;
 
 	if (newest_note(box, event_value(event, TOPIC), event_value(event, KEY), &rival) &&
-		note_id(box->note) == event_id(event))
-		return ik_delete_found_row(&box->keys, &box->note->tts_tid, true);
-	return false;
+		note_id(box->note) == event_id(event) && !TransactionIdIsValid(rival))
+		(void) ik_delete_found_row(&box->keys, &box->note->tts_tid, true);
 }
 
 /*

@@ -33,9 +33,12 @@ typedef struct Handed
 	int64		attempt;
 } Handed;
 
-/* changes an event that was handed out or parked; false if it changed meanwhile */
+/*
+ * changes an event that was handed out or parked, and says whether it still waits
+ * for a turn; false if it changed meanwhile
+ */
 typedef bool (*ChangeEvent) (Outbox *box, TupleTableSlot *event, Lease *lease,
-							 void *arg);
+							 void *arg, bool *waits);
 
 /* what nack was given */
 typedef struct Nack
@@ -64,17 +67,17 @@ static int	compare_handed(const void *a, const void *b);
 static bool with_attempt(Outbox *box, BlockLeases *leases, const Handed *handed,
 						 bool given_back_too, ChangeEvent change, void *arg);
 static bool change_without_lease(Outbox *box, BlockLeases *leases,
-								 ChangeEvent change, void *arg);
+								 ChangeEvent change, void *arg, bool *waits);
 static bool discard(Outbox *box, TupleTableSlot *event, Lease *lease,
-					void *arg);
+					void *arg, bool *waits);
 static void count_acknowledged(BlockLeases *leases, int64 id);
 static bool give_back(Outbox *box, TupleTableSlot *event, Lease *lease,
-					  void *arg);
+					  void *arg, bool *waits);
 static TimestampTz backoff(TimestampTz now, int tries);
 static Datum change_parked(FunctionCallInfo fcinfo, const char *function,
 						   ChangeEvent change, CountedFunction counted);
 static bool retry(Outbox *box, TupleTableSlot *event, Lease *lease,
-				  void *arg);
+				  void *arg, bool *waits);
 
 /*
  * emit(topic text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT
@@ -358,6 +361,7 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 	ScanKeyData keys[2];
 	IndexScanDesc scan;
 	int64		done = 0;
+	bool		waits;
 
 	ik_open_outbox(&box, "idempotency.retry_parked()", true);
 	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ,
@@ -370,7 +374,7 @@ idempotency_retry_parked(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		slot_getallattrs(box.event);
 		if (ik_lock_found_row(&box.events, box.event, false) &&
-			retry(&box, box.event, NULL, NULL))
+			retry(&box, box.event, NULL, NULL, &waits))
 			done++;
 	}
 	index_endscan(scan);
@@ -460,6 +464,8 @@ with_attempt(Outbox *box, BlockLeases *leases, const Handed *handed,
 	{
 		TransactionId rival;
 		Lease	   *lease = NULL;
+		bool		was_out;
+		bool		waits = false;
 
 		if (handed->attempt <= 0 ||
 			!ik_fetch_event(box, handed->id, event, &rival))
@@ -482,9 +488,13 @@ with_attempt(Outbox *box, BlockLeases *leases, const Handed *handed,
 		if (event_attempt(event) + (lease != NULL) != handed->attempt ||
 			(lease == NULL && event_state(event) != EVENT_LAPSED && !given_back_too))
 			return false;
-		if (lease != NULL ? change(box, event, lease, arg) :
-			change_without_lease(box, leases, change, arg))
+		was_out = lease != NULL;
+		if (was_out ? change(box, event, lease, arg, &waits) :
+			change_without_lease(box, leases, change, arg, &waits))
+		{
+			ik_end_turn(box, event, was_out, waits ? handed->id : 0);
 			return true;
+		}
 		leases->block = -1;		/* somebody changed it: look again */
 	}
 }
@@ -495,7 +505,7 @@ with_attempt(Outbox *box, BlockLeases *leases, const Handed *handed,
  */
 static bool
 change_without_lease(Outbox *box, BlockLeases *leases, ChangeEvent change,
-					 void *arg)
+					 void *arg, bool *waits)
 {
 	TupleTableSlot *event = box->event;
 	uint64		lock = ik_block_lock(block_of(event_id(event)));
@@ -507,19 +517,17 @@ change_without_lease(Outbox *box, BlockLeases *leases, ChangeEvent change,
 	(void) ik_wait_for_lock(lock, DT_NOEND);
 	ik_read_leases(box, leases, block_of(event_id(event)));
 	if (ik_lease_of(leases, event) == NULL)
-		done = change(box, event, NULL, arg);
+		done = change(box, event, NULL, arg, waits);
 	ik_unlock(lock);
 	return done;
 }
 
 /* Remove an event that was acknowledged, or is given up. */
 static bool
-discard(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg)
+discard(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg,
+		bool *waits)
 {
-	if (!ik_remove_event(box, event, true))
-		return false;
-	ik_end_turn(box, event, lease != NULL, 0);
-	return true;
+	return ik_remove_event(box, event, true);
 }
 
 /* Note in the leases that have it that an event was acknowledged. */
@@ -533,14 +541,14 @@ count_acknowledged(BlockLeases *leases, int64 id)
 }
 
 static bool
-give_back(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg)
+give_back(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg,
+		  bool *waits)
 {
 	Nack	   *nack = arg;
 	TopicSettings settings = {0};
 	TimestampTz now;
 	TimestampTz due;
 	TupleTableSlot *next;
-	bool		parked;
 
 	(void) GetTopTransactionId();	/* before the clock is read (floor.c) */
 	now = GetCurrentTimestamp();
@@ -553,11 +561,8 @@ give_back(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg)
 	event_isnull(next, ERROR) = nack->error == NULL;
 	if (lease != NULL)
 		ik_end_attempt(next, &settings);
-	parked = event_is_parked(next);
-	if (!ik_write_event(box, event))
-		return false;
-	ik_end_turn(box, event, lease != NULL, parked ? 0 : event_id(event));
-	return true;
+	*waits = !event_is_parked(next);
+	return ik_write_event(box, event);
 }
 
 static TimestampTz
@@ -577,6 +582,7 @@ change_parked(FunctionCallInfo fcinfo, const char *function,
 	Outbox		box;
 	TransactionId rival;
 	bool		done = false;
+	bool		waits = false;
 
 	ik_not_null(fcinfo, 0, "id");
 	ik_open_outbox(&box, function, true);
@@ -585,10 +591,12 @@ change_parked(FunctionCallInfo fcinfo, const char *function,
 		if (TransactionIdIsValid(rival))
 			(void) ik_wait_for_xact(rival, DT_NOEND);
 		else if (event_is_parked(box.event))
-			done = change(&box, box.event, NULL, NULL);
+			done = change(&box, box.event, NULL, NULL, &waits);
 		else
 			break;
 	}
+	if (done && !waits)
+		ik_end_turn(&box, box.event, false, 0);
 	ik_close_outbox(&box);
 	ik_count(counted, done ? COUNT_DONE : COUNT_NOT_DONE);
 	PG_RETURN_BOOL(done);
@@ -596,12 +604,17 @@ change_parked(FunctionCallInfo fcinfo, const char *function,
 
 /* Give a parked event back. */
 static bool
-retry(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg)
+retry(Outbox *box, TupleTableSlot *event, Lease *lease, void *arg,
+	  bool *waits)
 {
-	TupleTableSlot *next = ik_put_back(box, event, EVENT_READY, DT_NOBEGIN);
+	TupleTableSlot *next;
 
+	if (!event_isnull(event, KEY) && event_state(event) == EVENT_PARKED)
+		ik_keep_turn(box, event);
+	next = ik_put_back(box, event, EVENT_READY, DT_NOBEGIN);
 	event_value(next, TRIES) = Int32GetDatum(0);
 	event_isnull(next, PARKED_AT) = true;
+	*waits = true;
 
 	/*
 	 * It comes back with a low id, below the floors of its key: have every

@@ -25,14 +25,19 @@
  * ack, the event is written with that number and with a new place, which makes
  * the lease void.
  *
- * An ordering key that has an event out is noted in idempotency.outbox_keys, by
- * the same number; the youngest note is the one that counts.
+ * The event of an ordering key that is out is the HEAD of the key, the one with
+ * the lowest id, as long as no event with a lower one can turn up: no open
+ * transaction may have emitted one (floor.c).  Where that is not certain, the key
+ * is NOTED in idempotency.outbox_keys as having this event out, by a number of
+ * the same sequence; the youngest note is the one that counts.  A parked event
+ * that comes back is lower than what may be out by then: so who brings it back
+ * notes the head first (ik_keep_turn).
  *
- * What a taker finds out it decides under a lock of the block (and one of the
- * ordering key), which is tried, and held only until the lease is written: from
- * then on rivals see the lease, committed or not, in scans with a dirty
- * snapshot.  No predicate lock is ever taken, and the transaction's snapshot
- * hides nothing.
+ * What a taker finds out it decides under a lock of the block (and, if it may
+ * have to note the key, one of the key), which is tried, and held only until the
+ * lease is written: from then on rivals see the lease, committed or not, in scans
+ * with a dirty snapshot.  Who holds a block's lock waits for nobody.  No
+ * predicate lock is ever taken, and the transaction's snapshot hides nothing.
  *
  * Nothing behind an ordering key is ever forgotten: take passes by an event
  * only if it has seen that another one of its key is out or goes before it.
@@ -149,14 +154,18 @@ extern Lease *ik_lease_of(BlockLeases *leases, TupleTableSlot *event);
 extern void ik_add_lease(Outbox *box, int64 block, int64 taken,
 						 TimestampTz deadline, uint64 events, Datum topic);
 extern void ik_drop_acked_leases(Outbox *box, BlockLeases *leases);
-extern void ik_note_key(Outbox *box, int64 taken, TupleTableSlot *event);
+extern void ik_note_key(Outbox *box, Datum topic, Datum key, int64 id);
+extern bool ik_is_leased(Outbox *box, TupleTableSlot *event,
+						 TransactionId *rival);
+extern bool ik_key_is_noted(Outbox *box, Datum topic, Datum key);
 extern bool ik_key_is_out(Outbox *box, Datum topic, Datum key,
-						  int64 block, uint64 events, TransactionId *rival);
-extern bool ik_drop_note(Outbox *box, TupleTableSlot *event);
+						  int64 block, uint64 events, bool *settled);
+extern void ik_drop_note(Outbox *box, TupleTableSlot *event);
 
 /* turn.c: the end of an event's turn */
 extern void ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out,
 						int64 but);
+extern void ik_keep_turn(Outbox *box, TupleTableSlot *event);
 extern bool ik_take_lease_apart(Outbox *box, TupleTableSlot *lease,
 								TopicSettings *settings);
 
@@ -173,6 +182,7 @@ typedef struct Floor
 
 extern void ik_look_around(Oid sequence, TimestampTz now);
 extern int64 ik_newest_number_seen(void);
+extern int64 ik_settled_number(void);
 extern Floor *ik_topic_floor(const text *topic, TimestampTz now);
 extern int64 *ik_key_floor(Datum topic, Datum key);
 extern void ik_touch(int64 number, TimestampTz time);

@@ -92,8 +92,9 @@ static bool take_candidate(Take *take);
 static bool block_is_ours(Take *take, int64 block);
 static void finish_block(Take *take);
 static bool take_key(Take *take);
-static bool take_head(Take *take);
-static bool hand_out(Take *take);
+static bool take_noted(Take *take);
+static bool take_head(Take *take, bool *going);
+static bool hand_out(Take *take, bool with_note);
 static bool park(Take *take);
 static bool is_noted(Take *take, text *key);
 static void note_key(Take *take, text *key, int64 head);
@@ -429,7 +430,7 @@ take_candidate(Take *take)
 		return !TransactionIdIsValid(lease->rival);
 
 	if (event_isnull(candidate, KEY))
-		return hand_out(take);
+		return hand_out(take, false);
 	return take_key(take);
 }
 
@@ -470,56 +471,89 @@ finish_block(Take *take)
  * The candidate has an ordering key: it goes if it is the head, and no other
  * event of the key is out.  Otherwise it is passed over: the end of the other
  * one's turn will give it a new place.
+ *
+ * No lock and no note are needed if no other one can come before it as long as
+ * it is out, and none that is out did: in this order, as ik_keep_turn() relies on
+ * it.
  */
 static bool
 take_key(Take *take)
 {
-	text	   *key = DatumGetTextPP(event_value(take->candidate, KEY));
+	TupleTableSlot *candidate = take->candidate;
+	Datum		topic = PointerGetDatum(take->topic);
+	Datum		key = event_value(candidate, KEY);
+	bool		going = false;
 	uint64		lock;
 	bool		settled;
 
-	if (is_noted(take, key))
+	if (is_noted(take, DatumGetTextPP(key)))
 		return true;
-	lock = ik_ordering_lock(PointerGetDatum(take->topic), PointerGetDatum(key));
+	if (event_id(candidate) <= ik_settled_number())
+	{
+		settled = take_head(take, &going);
+		if (!going)
+			return settled;
+		if (!ik_key_is_noted(&take->box, topic, key))
+			return hand_out(take, false);
+	}
+	lock = ik_ordering_lock(topic, key);
 	if (!ik_try_lock(lock))
 	{
 		take->busy = true;
 		return false;
 	}
-	settled = take_head(take);
+	settled = take_noted(take);
 	ik_unlock(lock);
 	return settled;
 }
 
-/* The same under the key's lock. */
+/* The same under the key's lock, with a note. */
 static bool
-take_head(Take *take)
+take_noted(Take *take)
 {
 	Outbox	   *box = &take->box;
-	TupleTableSlot *candidate = take->candidate;
 	Datum		topic = PointerGetDatum(take->topic);
-	Datum		key = event_value(candidate, KEY);
-	TransactionId rival;
-	bool		out;
+	Datum		key = event_value(take->candidate, KEY);
+	bool		settled;
+	bool		going;
 
 	/*
 	 * In this order: an ack or a nack that ends in between changes the note or
 	 * what it points to before it looks for the head.
 	 */
-	out = ik_key_is_out(box, topic, key, take->leases.block, take->handed, &rival);
-	if (!out && !ik_find_head(box, topic, key, event_id(candidate), &rival))
+	if (ik_key_is_out(box, topic, key, take->leases.block, take->handed, &settled))
+	{
+		if (settled)
+			note_key(take, DatumGetTextPP(key), 0);
+		return settled;
+	}
+	settled = take_head(take, &going);
+	return going ? hand_out(take, true) : settled;
+}
+
+/* Is the candidate the head of its key?  Going: it is, and nobody changes it. */
+static bool
+take_head(Take *take, bool *going)
+{
+	Outbox	   *box = &take->box;
+	TupleTableSlot *candidate = take->candidate;
+	Datum		key = event_value(candidate, KEY);
+	TransactionId rival;
+
+	*going = false;
+	if (!ik_find_head(box, PointerGetDatum(take->topic), key,
+					  event_id(candidate), &rival) ||
+		TransactionIdIsValid(rival))
 		return false;
-	if (TransactionIdIsValid(rival))
-		return false;
-	if (!out && event_id(box->head) == event_id(candidate))
-		return hand_out(take);
-	note_key(take, DatumGetTextPP(key), out ? 0 : event_id(box->head));
+	*going = event_id(box->head) == event_id(candidate);
+	if (!*going)
+		note_key(take, DatumGetTextPP(key), event_id(box->head));
 	return true;
 }
 
-/* Lease the candidate to the caller, or park it. */
+/* Lease the candidate to the caller, and note its key; or park it. */
 static bool
-hand_out(Take *take)
+hand_out(Take *take, bool with_note)
 {
 	Outbox	   *box = &take->box;
 	TupleTableSlot *event = take->candidate;
@@ -547,9 +581,9 @@ hand_out(Take *take)
 		take->deadline = ik_finite_after(GetCurrentTimestamp(), take->lease, "lease");
 	}
 	ik_touch(event_id(event), event_due(event));
-	/* until its turn ends, no other of its key goes, in whose block it may be */
-	if (!event_isnull(event, KEY))
-		ik_note_key(box, ik_next_number(box), event);
+	if (with_note)
+		ik_note_key(box, PointerGetDatum(take->topic),
+					event_value(event, KEY), event_id(event));
 	/* finish_block() writes one lease for all of them */
 	take->handed |= UINT64CONST(1) << bit_of(event_id(event));
 
@@ -583,6 +617,7 @@ park(Take *take)
 		return false;
 	if (!event_isnull(event, KEY))
 	{
+		finish_block(take);		/* ik_end_turn() may wait */
 		ik_end_turn(box, event, false, 0);
 		noted_place(take, DatumGetTextPP(event_value(event, KEY)))->key = NULL;
 		take->passed_on = true;

@@ -12,6 +12,10 @@
 
 static bool pass_on(Outbox *box, Datum topic, Datum key, int64 but,
 					TransactionId *rival);
+static bool pass_on_locked(Outbox *box, Datum topic, Datum key, int64 but,
+						   TransactionId *rival);
+static bool give_new_place(Outbox *box, TransactionId rival);
+static bool needs_place(TupleTableSlot *head, int64 but);
 static void wait_for_change(TransactionId rival);
 static bool take_event_apart(Outbox *box, BlockLeases *leases, int64 id,
 							 int64 taken, TopicSettings *settings);
@@ -22,9 +26,10 @@ static bool take_event_apart(Outbox *box, BlockLeases *leases, int64 id,
  * place, above every floor.  But not the event itself, if it has just got one.
  * A parked event has no turn, unless its key waits for it.
  *
- * If the event was out, nobody takes another one of its key before we commit.
- * Otherwise it is the key's lock that keeps takers off the head: a new place
- * would make their lease void.
+ * If the event was out, nobody takes another one of its key before we commit:
+ * they see that it is being changed, and that it is the head, or noted.
+ * Otherwise it is the lock of the head's block that keeps takers off it: a new
+ * place would make their lease void.  So the caller has no block's lock.
  */
 void
 ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out, int64 but)
@@ -35,8 +40,9 @@ ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out, int64 but)
 
 	if (event_isnull(event, KEY) || event_state(event) == EVENT_PARKED)
 		return;
-	if (was_out && ik_drop_note(box, event))
+	if (was_out)
 	{
+		ik_drop_note(box, event);
 		while (!pass_on(box, topic, key, but, &rival))
 			wait_for_change(rival);
 	}
@@ -44,19 +50,59 @@ ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out, int64 but)
 	{
 		uint64		lock = ik_ordering_lock(topic, key);
 		bool		done;
+		bool		settled;
 
 		do
 		{
 			(void) ik_wait_for_lock(lock, DT_NOEND);
 
 			/* if another one is out, the end of its turn will do it */
-			done = ik_key_is_out(box, topic, key, -1, 0, &rival) ||
-				pass_on(box, topic, key, but, &rival);
+			rival = InvalidTransactionId;
+			done = ik_key_is_out(box, topic, key, -1, 0, &settled) ||
+				pass_on_locked(box, topic, key, but, &rival);
 			ik_unlock(lock);
 			if (!done)
 				wait_for_change(rival);
 		} while (!done);
 	}
+}
+
+/*
+ * A parked event of a key is about to come back, in front of what may be out by
+ * now without a note: note that.  Until we commit, the note that is being written
+ * keeps takers off the key.  From then on they see it, and note what they take.
+ *
+ * A taker who saw no note has looked for the head before, and a second look finds
+ * what it found.  If nothing is there, the event itself is noted, for takers of
+ * what may be emitted meanwhile.
+ */
+void
+ik_keep_turn(Outbox *box, TupleTableSlot *event)
+{
+	Datum		topic = event_value(event, TOPIC);
+	Datum		key = event_value(event, KEY);
+	uint64		lock = ik_ordering_lock(topic, key);
+	int64		noted = 0;
+	int64		id;
+
+	(void) ik_wait_for_lock(lock, DT_NOEND);
+	for (;;)
+	{
+		TransactionId rival;
+		bool		settled;
+
+		if (ik_key_is_out(box, topic, key, -1, 0, &settled))
+			id = DatumGetInt64(box->note->tts_values[OUTBOX_KEYS_ID]);
+		else if (ik_find_head(box, topic, key, PG_INT64_MAX, &rival))
+			id = event_id(box->head);
+		else
+			id = event_id(event);
+		if (id == noted)
+			break;
+		ik_note_key(box, topic, key, id);
+		noted = id;
+	}
+	ik_unlock(lock);
 }
 
 /*
@@ -97,16 +143,46 @@ ik_take_lease_apart(Outbox *box, TupleTableSlot *lease, TopicSettings *settings)
 static bool
 pass_on(Outbox *box, Datum topic, Datum key, int64 but, TransactionId *rival)
 {
-	TupleTableSlot *head = box->head;
+	if (!ik_find_head(box, topic, key, PG_INT64_MAX, rival) ||
+		!needs_place(box->head, but))
+		return true;
+	return give_new_place(box, *rival);
+}
+
+/* The same, unless the head is out. */
+static bool
+pass_on_locked(Outbox *box, Datum topic, Datum key, int64 but,
+			   TransactionId *rival)
+{
+	TransactionId leasing;
+	uint64		lock;
+	bool		done;
 
 	if (!ik_find_head(box, topic, key, PG_INT64_MAX, rival) ||
-		event_id(head) == but || event_state(head) == EVENT_BLOCKING)
+		!needs_place(box->head, but))
 		return true;
+	lock = ik_block_lock(block_of(event_id(box->head)));
+	(void) ik_wait_for_lock(lock, DT_NOEND);
+	done = ik_is_leased(box, box->head, &leasing) ||
+		give_new_place(box, *rival);
+	ik_unlock(lock);
+	return done;
+}
 
-	/* it is found by its time */
-	if (event_due(head) > GetCurrentTimestamp())
-		return true;
-	if (TransactionIdIsValid(*rival) ||
+/* Not the event whose turn has ended; nor what is found by its time. */
+static bool
+needs_place(TupleTableSlot *head, int64 but)
+{
+	return event_id(head) != but && event_state(head) != EVENT_BLOCKING &&
+		event_due(head) <= GetCurrentTimestamp();
+}
+
+static bool
+give_new_place(Outbox *box, TransactionId rival)
+{
+	TupleTableSlot *head = box->head;
+
+	if (TransactionIdIsValid(rival) ||
 		!ik_lock_found_row(&box->events, head, false))
 		return false;
 	(void) ik_put_back(box, head, event_state(head), DT_NOBEGIN);
@@ -152,7 +228,6 @@ take_event_apart(Outbox *box, BlockLeases *leases, int64 id, int64 taken,
 	parked = event_is_parked(next);
 	if (!ik_write_event(box, event))
 		return false;
-	if (!event_isnull(event, KEY))
-		ik_end_turn(box, event, true, parked ? 0 : id);
+	ik_end_turn(box, event, true, parked ? 0 : id);
 	return true;
 }
