@@ -40,6 +40,7 @@ OBJS = \
 	src/outbox/floor.o \
 	src/outbox/lease.o \
 	src/outbox/outbox.o \
+	src/outbox/share.o \
 	src/outbox/take.o \
 	src/outbox/turn.o \
 	src/outbox/wait.o \

@@ -59,6 +59,80 @@ is(sql("SELECT string_agg(payload #>> '{}', ',') FROM (SELECT payload FROM idemp
 	'both', 'and in two batches of one');
 
 #
+# What a call found out survives: for other sessions, and a time-out
+#
+sub block
+{
+	my ($topic, $n) = @_;
+	sql("SELECT cardinality(idempotency.emit_batch('$topic', array_agg(to_jsonb(i)), array_agg('k'::text))) FROM generate_series(1, $n) i",
+		"SELECT count(*) FROM idempotency.take('$topic', lease => '1 h')", "SELECT idempotency.emit('$topic', '\"free\"')");
+}
+sub read_blocks
+{
+	my $plan = sql("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT * FROM idempotency.take('$_[0]')");
+	return $plan =~ /rows=(\d+).*?Buffers: shared hit=(\d+)/s ? ($1, $2) : die $plan;
+}
+block('far', 300000);
+is(sql("SELECT payload FROM idempotency.take('far')"), '"free"', 'a new session finds what is behind 300,000 that cannot go');
+sql("SELECT idempotency.emit('far', '\"free\"')");
+my ($rows, $blocks) = read_blocks('far');
+ok($rows == 1 && $blocks < 5000, "and the next new session need not look at them ($rows row, $blocks blocks)");
+is(sql("SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE payload = '1' AND topic = 'far'", "SELECT payload FROM idempotency.take('far')"), "t\n2", 'their turn comes all the same');
+sql('TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys');
+block('far', 300000);
+my $calls = 0;
+while ($calls++ < 1000)
+{
+	$node->psql('postgres', "SET statement_timeout = '100 ms'; SELECT payload FROM idempotency.take('far')", stdout => \$out);
+	last if $out eq '"free"';
+}
+is($out, '"free"', "new sessions whose calls time out come to it together ($calls calls)");
+
+# nothing that may be taken back, or come late, is below what is shared
+sql('TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys');
+my ($one, $two) = map { $node->background_psql('postgres') } 1 .. 2;
+sql("SELECT count(idempotency.emit('shared', to_jsonb(i), 'k')) FROM generate_series(1, 2000) i");
+is($one->query("BEGIN; SELECT payload FROM idempotency.take('shared')"), '1', 'taken, in front of many of its key');
+$one->query("SELECT count(*) FROM idempotency.take('shared'); ROLLBACK");
+is(sql("SELECT payload FROM idempotency.take('shared')"), '1', 'rolled back, it comes to a new session');
+$one->query("BEGIN; SELECT payload FROM idempotency.take('shared2'); SELECT idempotency.emit('shared2', '\"late\"')");
+sql("SELECT count(idempotency.emit('shared2', to_jsonb(i), 'k')) FROM generate_series(1, 2000) i");
+is(sql("SELECT payload FROM idempotency.take('shared2', lease => '1 h')", "SELECT payload FROM idempotency.take('shared2')"), '1', 'passed over by a new session');
+$one->query('COMMIT');
+is(sql("SELECT payload FROM idempotency.take('shared2')"), '"late"', 'an event that is committed then comes to the next');
+$one->query("BEGIN; SELECT idempotency.emit('own', '1', 'k', delay => '1 h')");
+sql("SELECT idempotency.emit('own', '2', 'k')");
+is($one->query("SELECT count(*) FROM idempotency.take('own'); ROLLBACK; SELECT payload FROM idempotency.take('own')"), "0\n2", 'what waited for an event of ours goes when that is rolled back');
+
+#
+# A key is noted only where something could come before what is out
+#
+sql("SELECT idempotency.set_topic('note', 1)", "SELECT idempotency.emit('note', '1', 'k')",
+	"SELECT idempotency.nack(id, attempt) FROM idempotency.take('note')",
+	"SELECT idempotency.emit('note', '2', 'k')");
+my $parked = sql("SELECT id FROM idempotency.parked_events WHERE topic = 'note'");
+is(sql("SELECT payload FROM idempotency.take('note', lease => '1 h')", 'SELECT count(*) FROM idempotency.outbox_keys'), "2\n0", 'out, without a note');
+is(sql("SELECT idempotency.retry_event($parked)", "SELECT count(*) FROM idempotency.take('note')"), "t\n0", 'an earlier one that comes back waits for it');
+is(sql("SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE topic = 'note' AND payload = '2'", "SELECT payload FROM idempotency.take('note', lease => '1 h')"), "t\n1", 'and goes then');
+is(sql("SELECT idempotency.nack($parked, 2)", "SELECT idempotency.emit('note', '3', 'k')"), sql("SELECT 't'") . "\n" . sql('SELECT last_value FROM idempotency.outbox_id_seq'), 'parked again');
+is($one->query("BEGIN; SELECT payload FROM idempotency.take('note')"), '3', 'out, and not committed');
+is(sql("SELECT idempotency.retry_event($parked)", "SELECT count(*) FROM idempotency.take('note')"), "t\n0", 'the earlier one waits for that');
+$one->query('ROLLBACK');
+is(sql("SELECT payload FROM idempotency.take('note')"), '1', 'and goes first when it is rolled back');
+sql("SELECT idempotency.nack($parked, 3)");
+is($one->query("BEGIN; SELECT idempotency.retry_event($parked)"), 't', 'comes back, and is not committed');
+is(sql("SELECT count(*) FROM idempotency.take('note')"), '0', 'nobody takes the next one meanwhile');
+$one->query('COMMIT');
+is(sql("SELECT payload FROM idempotency.take('note')", "SELECT idempotency.ack($parked, 4)", "SELECT payload FROM idempotency.take('note')"), "1\nt\n3", 'in their order');
+$one->query("SELECT count(*) FROM idempotency.take('open')");
+$two->query("BEGIN; SELECT idempotency.emit('open', '1', 'k')");
+sql("SELECT idempotency.emit('open', '2', 'k')");
+is($one->query("SELECT payload FROM idempotency.take('open')"), '2', 'an earlier one is not committed');
+$two->query('COMMIT');
+is($one->query("SELECT count(*) FROM idempotency.take('open'); SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE topic = 'open' AND payload = '2'; SELECT payload FROM idempotency.take('open')"), "0\nt\n1", 'so the one that is out was noted');
+$_->quit for $one, $two;
+
+#
 # Old snapshots: a poll costs the same after any number of deliveries
 #
 my $old = $node->background_psql('postgres');

@@ -23,10 +23,11 @@
  * back or is prepared.
  *
  * Floors are memory of this backend, right or absent, also when the call that
- * raised them fails: what a long call found out survives a time-out.  A
- * clock that is set back could still hide an event that waits for a time.  So
- * now and then a topic is read from its beginning, at the earliest after a
- * hundred times as long as that took the last time, and after a second.
+ * raised them fails: what a long call found out survives a time-out.  Other
+ * sessions begin with some of it (share.c).  A clock that is set back could still
+ * hide an event that waits for a time.  So now and then a topic is read from its
+ * beginning, at the earliest after a hundred times as long as that took the last
+ * time, and after a second.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,9 +43,6 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-
-/* after so long without a look, xids may have come round: forget everything */
-#define FORGET_AFTER	(600 * USECS_PER_SEC)
 
 /* with so many subtransactions, reading everything again is less work */
 #define MAX_UNLISTED	10000
@@ -64,6 +62,7 @@ static struct
 	TimestampTz time;
 	int64		number;
 	int64		settled;		/* see ik_settled_number() */
+	TimestampTz settled_time;
 	TransactionId next_xid;
 	uint64		changes;		/* of the table, as ik_table_changes() says */
 	int			n;
@@ -115,6 +114,8 @@ ik_look_around(Oid sequence, TimestampTz now)
 	TransactionId next_xid = ReadNextTransactionId();
 	Snapshot	snapshot = GetLatestSnapshot();
 	uint64		changes = ik_table_changes(&ik_outbox);
+	Look		look = {now, number, next_xid};
+	Look		before;
 	int			unlisted = 0;
 	int			n = 0;
 	OpenXact   *open;
@@ -174,6 +175,11 @@ ik_look_around(Oid sequence, TimestampTz now)
 			open[j].number = seen.number;
 			open[j].time = seen.time;
 		}
+		else if (ik_look_before(open[j].xid, &look, &before))
+		{
+			open[j].number = before.number;
+			open[j].time = before.time;
+		}
 		else
 		{
 			open[j].number = 0;
@@ -188,12 +194,17 @@ ik_look_around(Oid sequence, TimestampTz now)
 	seen.n = n;
 	seen.number = number;
 	seen.settled = number;
+	seen.settled_time = now;
 	for (int j = 0; j < n; j++)
+	{
 		seen.settled = Min(seen.settled, open[j].number);
+		seen.settled_time = Min(seen.settled_time, open[j].time);
+	}
 	seen.time = now;
 	seen.next_xid = next_xid;
 	seen.changes = changes;
 	seen.valid = true;
+	ik_share_look(&look);
 }
 
 /* What that was at the last look around. */
@@ -211,6 +222,22 @@ int64
 ik_settled_number(void)
 {
 	return seen.valid ? seen.settled : 0;
+}
+
+/*
+ * Lower a floor to what holds for every session, whatever becomes of the
+ * transactions that are open, ours included.
+ */
+void
+ik_limit_floor(Floor *floor)
+{
+	floor->place = Min(floor->place, ik_settled_number() + 1);
+	floor->due = Min(floor->due, seen.valid ? seen.settled_time : DT_NOBEGIN);
+	if (touched.any)
+	{
+		floor->place = Min(floor->place, touched.number);
+		floor->due = Min(floor->due, touched.time);
+	}
 }
 
 /* The newest number that the sequence has given. */
@@ -238,21 +265,27 @@ newest_number(Oid sequence)
  * or if it is time to read everything again: then read_at is now.
  */
 Floor *
-ik_topic_floor(const text *topic, TimestampTz now)
+ik_topic_floor(const text *topic, Relation events, TimestampTz now)
 {
 	uint64		hash = hash_text(PointerGetDatum(topic), 0);
 	Floor	   *floor = &floors[hash % lengthof(floors)];
 
-	if (floor->topic != hash)
-		floor->cost = 0;
-	if (floor->topic != hash || floor->read_at > now ||
-		now - floor->read_at > Max(USECS_PER_SEC, 100 * floor->cost))
+	bool		fresh = floor->topic != hash;
+
+	/* not while that is under way: calls that time out would never be through */
+	if (fresh || floor->read_at > now ||
+		(!floor->reading &&
+		 now - floor->read_at > Max(USECS_PER_SEC, 100 * floor->cost)))
 	{
 		floor->topic = hash;
 		floor->place = 0;
 		floor->due = DT_NOBEGIN;
 		floor->deadline = DT_NOBEGIN;
 		floor->read_at = now;
+		floor->cost = 0;
+		floor->reading = true;
+		if (fresh)
+			ik_adopt_floor(floor, events, now);
 	}
 	return floor;
 }

@@ -177,15 +177,36 @@ typedef struct Floor
 	TimestampTz due;			/* of those that wait for a time */
 	TimestampTz deadline;		/* of leases */
 	TimestampTz read_at;		/* when everything was read last */
+	bool		reading;		/* has the end not been reached since? */
 	int64		cost;			/* microseconds that this took */
 } Floor;
+
+/* what a session has seen when it looked around */
+typedef struct Look
+{
+	TimestampTz time;
+	int64		number;			/* the newest of the sequence */
+	TransactionId next_xid;		/* to be given, read after that */
+} Look;
+
+/* after so long without a look, xids may have come round: forget everything */
+#define FORGET_AFTER	(600 * USECS_PER_SEC)
 
 extern void ik_look_around(Oid sequence, TimestampTz now);
 extern int64 ik_newest_number_seen(void);
 extern int64 ik_settled_number(void);
-extern Floor *ik_topic_floor(const text *topic, TimestampTz now);
+extern void ik_limit_floor(Floor *floor);
+extern Floor *ik_topic_floor(const text *topic, Relation events,
+							 TimestampTz now);
 extern int64 *ik_key_floor(Datum topic, Datum key);
 extern void ik_touch(int64 number, TimestampTz time);
+
+/* share.c: what one session found out, for others */
+extern void ik_share_look(const Look *look);
+extern bool ik_look_before(TransactionId xid, const Look *now, Look *before);
+extern void ik_adopt_floor(Floor *floor, Relation events, TimestampTz now);
+extern void ik_share_floor(const Floor *floor, Relation events,
+						   TimestampTz now);
 
 /* take.c: would take() have anything, and if not, when at the earliest? */
 extern bool ik_is_any_due(text *topic, TimestampTz *next);

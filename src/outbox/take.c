@@ -28,8 +28,9 @@
 #define MAX_APART	32
 #define MAX_PASSED	200000
 
-/* and so often it does that if it found nothing to hand out; some seconds */
+/* and so often it does either if it found nothing to hand out; some seconds */
 #define MAX_ROUNDS	100
+#define MAX_WALKS	10
 
 /* how often floors are raised on the way, in events: so much a time-out loses */
 #define RAISE_EVERY	256
@@ -81,6 +82,7 @@ typedef struct Take
 PG_FUNCTION_INFO_V1(idempotency_take);
 
 static void open_take(Take *take, const char *function);
+static void count_cost(Take *take, TimestampTz start);
 static TimestampTz first_after(OwnRows *rows, int which, text *topic,
 							   TimestampTz now);
 static void take_leases_apart(Take *take);
@@ -133,16 +135,28 @@ idempotency_take(PG_FUNCTION_ARGS)
 	ik_check_columns(take->result->setDesc, lengthof(types), types);
 
 	open_take(take, "idempotency.take()");
-	for (int i = 0, rounds = 0; i < MAX_TRIES && rounds < MAX_ROUNDS; rounds++)
+	for (int i = 0, rounds = 0, walks = 0;
+		 i < MAX_TRIES && rounds < MAX_ROUNDS && walks < MAX_WALKS; rounds++)
 	{
+		TimestampTz start = GetCurrentTimestamp();
+
 		take->busy = false;
 		take->more_leases = false;
-		take->floor = ik_topic_floor(take->topic, box->now);
+		take->npassed = 0;
+		take->floor = ik_topic_floor(take->topic, box->events.rel, box->now);
 		take_leases_apart(take);
 		take_events(take);
-		if (take->floor->read_at == box->now)
-			take->floor->cost = GetCurrentTimestamp() - box->now;
-		if (take->nhanded > 0 || !(take->busy || take->more_leases))
+		count_cost(take, start);
+		if (take->nhanded > 0)
+			break;
+
+		/* none of those that it looked past can go: perhaps one behind them */
+		if (take->npassed >= MAX_PASSED)
+		{
+			walks++;
+			continue;
+		}
+		if (!(take->busy || take->more_leases))
 			break;
 
 		/* what was out may all have been parked: so go on with what else was */
@@ -191,17 +205,27 @@ ik_is_any_due(text *topic, TimestampTz *next)
 	take->max = 1;
 	take->only_look = true;
 	open_take(take, "idempotency.wait_for_events()");
-	take->floor = ik_topic_floor(topic, box->now);
+	take->floor = ik_topic_floor(topic, box->events.rel, box->now);
 	take_leases_apart(take);
 	if (take->nhanded == 0)
 		take_events(take);
-	if (take->floor->read_at == box->now)
-		take->floor->cost = GetCurrentTimestamp() - box->now;
+	count_cost(take, box->now);
 	*next = Min(first_after(&box->events, OUTBOX_BY_DUE, topic, box->now),
 				first_after(&box->leases, LEASES_BY_DEADLINE, topic, box->now));
 	ExecDropSingleTupleTableSlot(take->candidate);
 	ik_close_outbox(box);
 	return take->nhanded > 0 || take->npassed >= MAX_PASSED;
+}
+
+/* What it costs to read everything, over as many calls as that takes. */
+static void
+count_cost(Take *take, TimestampTz start)
+{
+	Floor	   *floor = take->floor;
+
+	if (floor->reading)
+		floor->cost += GetCurrentTimestamp() - start;
+	floor->reading = floor->reading && take->npassed >= MAX_PASSED;
 }
 
 /* The first time after now in an index by topic and time. */
@@ -346,8 +370,11 @@ take_range(Take *take, bool waited, int64 limit)
 			due = Min(due, event_due(candidate));
 		}
 		if (take->nhanded == handed && ++take->npassed % RAISE_EVERY == 0)
+		{
 			raise_floor(take, waited, Min(place, event_place(candidate)),
 						Min(due, event_due(candidate)));
+			ik_share_floor(take->floor, take->box.events.rel, take->box.now);
+		}
 	}
 	finish_block(take);
 	if (!all && !TTS_EMPTY(candidate))
@@ -518,8 +545,8 @@ take_noted(Take *take)
 	bool		going;
 
 	/*
-	 * In this order: an ack or a nack that ends in between changes the note or
-	 * what it points to before it looks for the head.
+	 * In this order: an ack or a nack that ends in between changes the note
+	 * or what it points to before it looks for the head.
 	 */
 	if (ik_key_is_out(box, topic, key, take->leases.block, take->handed, &settled))
 	{
