@@ -103,6 +103,10 @@ is(sql("SELECT payload FROM idempotency.take('shared2')"), '"late"', 'an event t
 $one->query("BEGIN; SELECT idempotency.emit('own', '1', 'k', delay => '1 h')");
 sql("SELECT idempotency.emit('own', '2', 'k')");
 is($one->query("SELECT count(*) FROM idempotency.take('own'); ROLLBACK; SELECT payload FROM idempotency.take('own')"), "0\n2", 'what waited for an event of ours goes when that is rolled back');
+sql("SELECT idempotency.emit('own2', '1', 'k')", "SELECT payload FROM idempotency.take('own2', lease => '1 h')");
+$one->query("BEGIN; SELECT idempotency.emit('own2', '2', 'k'); SELECT count(*) FROM idempotency.take('own2')");
+sql("SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE topic = 'own2'");
+is($one->query("COMMIT; SELECT payload FROM idempotency.take('own2')"), '2', 'and one of ours that was passed by before we committed it');
 
 #
 # A key is noted only where something could come before what is out
@@ -111,7 +115,7 @@ sql("SELECT idempotency.set_topic('note', 1)", "SELECT idempotency.emit('note', 
 	"SELECT idempotency.nack(id, attempt) FROM idempotency.take('note')",
 	"SELECT idempotency.emit('note', '2', 'k')");
 my $parked = sql("SELECT id FROM idempotency.parked_events WHERE topic = 'note'");
-is(sql("SELECT payload FROM idempotency.take('note', lease => '1 h')", 'SELECT count(*) FROM idempotency.outbox_keys'), "2\n0", 'out, without a note');
+is(sql("SELECT payload FROM idempotency.take('note', lease => '1 h')", "SELECT count(*) FROM idempotency.outbox_keys WHERE topic = 'note'"), "2\n0", 'out, without a note');
 is(sql("SELECT idempotency.retry_event($parked)", "SELECT count(*) FROM idempotency.take('note')"), "t\n0", 'an earlier one that comes back waits for it');
 is(sql("SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE topic = 'note' AND payload = '2'", "SELECT payload FROM idempotency.take('note', lease => '1 h')"), "t\n1", 'and goes then');
 is(sql("SELECT idempotency.nack($parked, 2)", "SELECT idempotency.emit('note', '3', 'k')"), sql("SELECT 't'") . "\n" . sql('SELECT last_value FROM idempotency.outbox_id_seq'), 'parked again');
@@ -130,6 +134,7 @@ sql("SELECT idempotency.emit('open', '2', 'k')");
 is($one->query("SELECT payload FROM idempotency.take('open')"), '2', 'an earlier one is not committed');
 $two->query('COMMIT');
 is($one->query("SELECT count(*) FROM idempotency.take('open'); SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE topic = 'open' AND payload = '2'; SELECT payload FROM idempotency.take('open')"), "0\nt\n1", 'so the one that is out was noted');
+sql("SELECT idempotency.set_topic('note')");
 $_->quit for $one, $two;
 
 #
@@ -231,32 +236,46 @@ SKIP:
 #
 sql('TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys');
 my $waiter = $node->background_psql('postgres');
+my $topics = 0;
 sub waited
 {
-	my ($timeout, $after, $meanwhile) = @_;
+	my ($timeout, $after, $meanwhile, $topic) = @_;
+	$topic //= 'w';
 	my $start = time;
 	my $other;
 	$other = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres'), map({ ('-c', $_) } "SELECT pg_sleep($after)", split /; /, $meanwhile) ], '>', \my $ignored) if $meanwhile;
-	$waiter->query("CALL idempotency.wait_for_events('w', '$timeout')");
+	$waiter->query("CALL idempotency.wait_for_events('$topic', '$timeout')");
 	$start = time - $start;
 	$other->finish if $other;
 	return $start;
 }
+
+# Does the waiter wake before it looks by itself, which it does after a second?  On
+# a busy machine it may not be able to, so it may try again, with a new topic.
+sub woken
+{
+	my ($prepare, $meanwhile) = @_;
+	for my $try (1 .. 20)
+	{
+		my $topic = 'w' . $topics++;
+		sql(map { s/TOPIC/$topic/gr } @$prepare) if @$prepare;
+		return 1 if waited('20 s', 0.3, $meanwhile =~ s/TOPIC/$topic/gr, $topic) < 0.95;
+	}
+	return 0;
+}
 $seconds = waited('700 ms');
 ok($seconds > 0.65 && $seconds < 5, "the timeout ($seconds s)");
-$seconds = waited('20 s', 0.3, "SELECT idempotency.emit('w', '1', 'k')");
-cmp_ok($seconds, '<', 0.95, "woken by a commit, before it looks by itself ($seconds s)");
+ok(woken([], "SELECT idempotency.emit('TOPIC', '1', 'k')"), 'woken by a commit, before it looks by itself');
+ok(woken([ "SELECT count(idempotency.emit('TOPIC', '1', 'k')) FROM generate_series(1, 2)", "SELECT count(*) FROM idempotency.take('TOPIC', lease => '1 h')" ],
+		"SELECT idempotency.ack(min(id), 1) FROM idempotency.outbox WHERE topic = 'TOPIC'"), 'and when an ack lets the next one of its key go');
+sql("SELECT idempotency.emit('w', '1', 'k')");
 is($waiter->query("SELECT attempt FROM idempotency.take('w', lease => '1 h')"), '1', 'there it is');
-$seconds = waited('20 s', 0.3, "SELECT idempotency.nack(id, 1, '200 ms') FROM idempotency.outbox");
+$seconds = waited('20 s', 0.3, "SELECT idempotency.nack(id, 1, '200 ms') FROM idempotency.outbox WHERE topic = 'w'");
 ok($seconds > 0.45 && $seconds < 3, "when a nack's time has come ($seconds s)");
 is($waiter->query("SELECT attempt FROM idempotency.take('w', lease => '700 ms')"), '2', 'there it is again');
 $seconds = waited('20 s');
 ok($seconds > 0.3 && $seconds < 3, "when a lease is over ($seconds s)");
 is($waiter->query("SELECT attempt FROM idempotency.take('w', lease => '1 h')"), '3', 'and again');
-sql("SELECT idempotency.emit('w', '2', 'k')");
-$seconds = waited('20 s', 0.3, "SELECT idempotency.ack(id, 3) FROM idempotency.outbox WHERE payload = '1'");
-cmp_ok($seconds, '<', 0.95, "when an ack lets the next one of its key go ($seconds s)");
-is($waiter->query("SELECT payload FROM idempotency.take('w', lease => '1 h')"), '2', 'that is it');
 $seconds = waited('20 s', 0, "SELECT idempotency.emit('w', '3', delay => '600 ms')");
 ok($seconds > 0.5 && $seconds < 3, "when a delay is over ($seconds s)");
 $waiter->query("SELECT count(*) FROM idempotency.take('w', lease => '1 h')");
@@ -272,8 +291,7 @@ is(sql("SELECT backend_xmin IS NULL AND backend_xid IS NULL FROM pg_stat_activit
 	"t\n0", 'no snapshot, no transaction id, no lock on a table');
 sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CALL%' AND pid <> pg_backend_pid()");
 $asleep->finish;
-$seconds = waited('20 s', 0.3, "SELECT idempotency.emit('w', '5')");
-cmp_ok($seconds, '<', 0.95, "a waiter that was terminated leaves its slot ($seconds s)");
+ok(woken([], "SELECT idempotency.emit('TOPIC', '5')"), 'a waiter that was terminated leaves its slot');
 my ($code) = $node->psql('postgres', "BEGIN; CALL idempotency.wait_for_events('w', '1 s')", stderr => \$stderr);
 like($stderr, qr/cannot run inside a transaction block/, 'not inside of a transaction');
 $waiter->quit;

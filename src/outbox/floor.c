@@ -85,6 +85,8 @@ static struct
 	bool		any;
 	int64		number;
 	TimestampTz time;
+	int64		emitted;		/* see ik_touch_new() */
+	TimestampTz emitted_due;
 }			touched;
 
 static int64 newest_number(Oid sequence);
@@ -326,10 +328,27 @@ ik_touch(int64 number, TimestampTz time)
 		touched.any = true;
 		touched.number = PG_INT64_MAX;
 		touched.time = DT_NOEND;
+		touched.emitted = PG_INT64_MAX;
+		touched.emitted_due = DT_NOEND;
 	}
 	touched.number = Min(touched.number, number);
 	if (!TIMESTAMP_IS_NOBEGIN(time))
 		touched.time = Min(touched.time, time);
+}
+
+/*
+ * Our transaction has emitted an event with a key.  Later ones of its key that
+ * are passed by wait for it, in vain if it is taken back.  And if we pass it by
+ * ourselves, who ends the turn before cannot see it yet: so it is looked at
+ * again when we have committed.
+ */
+void
+ik_touch_new(int64 number, TimestampTz due)
+{
+	ik_touch(number, due);
+	touched.emitted = Min(touched.emitted, number);
+	if (!TIMESTAMP_IS_NOBEGIN(due))
+		touched.emitted_due = Min(touched.emitted_due, due);
 }
 
 static void
@@ -368,6 +387,9 @@ at_xact(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
 		take_back();
+	if (event == XACT_EVENT_COMMIT && touched.any && seen.valid &&
+		touched.emitted != PG_INT64_MAX)
+		lower_floors(touched.emitted, touched.emitted_due);
 	touched.any = touched.any &&
 		(event == XACT_EVENT_PRE_COMMIT || event == XACT_EVENT_PRE_PREPARE);
 }

@@ -427,10 +427,8 @@ add_event(Outbox *box, text *topic, text *key, Datum payload,
 				 errmsg("the id of the event exists already"),
 				 errhint("Set the sequence idempotency.outbox_id_seq beyond the highest id in idempotency.outbox.")));
 	ik_note_topic(topic);
-
-	/* later ones of its key wait for it, unless we take it back */
 	if (key != NULL)
-		ik_touch(id, DT_NOBEGIN);
+		ik_touch_new(id, due);
 	return id;
 }
 

@@ -200,6 +200,7 @@ extern Floor *ik_topic_floor(const text *topic, Relation events,
 							 TimestampTz now);
 extern int64 *ik_key_floor(Datum topic, Datum key);
 extern void ik_touch(int64 number, TimestampTz time);
+extern void ik_touch_new(int64 number, TimestampTz due);
 
 /* share.c: what one session found out, for others */
 extern void ik_share_look(const Look *look);
