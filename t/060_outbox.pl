@@ -98,12 +98,16 @@ is(sql($take), '2:crash', 'after the crash, the next attempt');
 is(sql(q{SELECT idempotency.ack(event('crash'), 1), idempotency.ack(event('crash'), 2)}), 'f|t', 'the one before is refused');
 
 #
-# Dump and restore: events, parked ones, leases, and the sequence behind them
+# Dump and restore: events, parked ones, leases, notes of keys (which are written
+# while somebody might emit an earlier event), and the sequence behind them
 #
+my $open = $node->background_psql('postgres');
+$open->query('BEGIN; SELECT pg_current_xact_id()');
 sql(
 	"SELECT idempotency.emit('d', '1', 'k'), idempotency.emit('d', '2', 'k'), idempotency.emit('d', '3')",
 	"SELECT idempotency.set_topic('d', 5)", "SELECT idempotency.set_topic('parks', 1)", "SELECT idempotency.emit('parks', '4')",
 	"SELECT idempotency.nack(id, attempt, NULL, 'broken') FROM idempotency.take('parks')", "SELECT count(*) FROM idempotency.take('d')");
+$open->quit;
 $node->command_ok([ 'pg_dump', '-f', "$PostgreSQL::Test::Utils::tmp_check/dump.sql", $node->connstr('postgres') ], 'dump');
 sql('CREATE DATABASE restored');
 $node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', "$PostgreSQL::Test::Utils::tmp_check/dump.sql", $node->connstr('restored') ], 'restore');

@@ -88,6 +88,19 @@ while ($calls++ < 1000)
 }
 is($out, '"free"', "new sessions whose calls time out come to it together ($calls calls)");
 
+# nor is what becomes of the events of workers that have died lost by time-outs
+sql("SELECT idempotency.set_topic('dead', 1)", "SELECT count(idempotency.emit('dead', to_jsonb(i))) FROM generate_series(1, 20000) i",
+	"SELECT count(*) FROM idempotency.take('dead', 20000, lease => '0')");
+$calls = 0;
+$out = 1;
+while ($out && $calls++ < 1000)
+{
+	$node->psql('postgres', "SET statement_timeout = '200 ms'; SELECT FROM idempotency.take('dead'); RESET statement_timeout; SELECT count(*) FROM idempotency.outbox WHERE topic = 'dead' AND state <> 'p'",
+		stdout => \$out, on_error_stop => 0);
+}
+is($out, '0', "many leases that are over are taken apart by calls that would time out ($calls calls)");
+sql("SELECT idempotency.set_topic('dead')");
+
 # nothing that may be taken back, or come late, is below what is shared
 sql('TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys');
 my ($one, $two) = map { $node->background_psql('postgres') } 1 .. 2;

@@ -227,19 +227,25 @@ ik_settled_number(void)
 }
 
 /*
- * Lower a floor to what holds for every session, whatever becomes of the
- * transactions that are open, ours included.
+ * Much was looked past: share the floor, lowered to what holds for every session,
+ * whatever becomes of the transactions that are open, ours included.
  */
 void
-ik_limit_floor(Floor *floor)
+ik_floor_found(const Floor *floor, Relation events)
 {
-	floor->place = Min(floor->place, ik_settled_number() + 1);
-	floor->due = Min(floor->due, seen.valid ? seen.settled_time : DT_NOBEGIN);
+	Look		look = {seen.time, seen.number, seen.next_xid};
+	Floor		safe = *floor;
+
+	if (!seen.valid)
+		return;
+	safe.place = Min(safe.place, seen.settled + 1);
+	safe.due = Min(safe.due, seen.settled_time);
 	if (touched.any)
 	{
-		floor->place = Min(floor->place, touched.number);
-		floor->due = Min(floor->due, touched.time);
+		safe.place = Min(safe.place, touched.number);
+		safe.due = Min(safe.due, touched.time);
 	}
+	ik_share_floor(&safe, events, &look);
 }
 
 /* The newest number that the sequence has given. */
@@ -286,8 +292,12 @@ ik_topic_floor(const text *topic, Relation events, TimestampTz now)
 		floor->read_at = now;
 		floor->cost = 0;
 		floor->reading = true;
-		if (fresh)
-			ik_adopt_floor(floor, events, now);
+		if (fresh && seen.valid)
+		{
+			Look		look = {seen.time, seen.number, seen.next_xid};
+
+			ik_adopt_floor(floor, events, &look);
+		}
 	}
 	return floor;
 }

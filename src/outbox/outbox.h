@@ -195,7 +195,7 @@ typedef struct Look
 extern void ik_look_around(Oid sequence, TimestampTz now);
 extern int64 ik_newest_number_seen(void);
 extern int64 ik_settled_number(void);
-extern void ik_limit_floor(Floor *floor);
+extern void ik_floor_found(const Floor *floor, Relation events);
 extern Floor *ik_topic_floor(const text *topic, Relation events,
 							 TimestampTz now);
 extern int64 *ik_key_floor(Datum topic, Datum key);
@@ -205,9 +205,9 @@ extern void ik_touch_new(int64 number, TimestampTz due);
 /* share.c: what one session found out, for others */
 extern void ik_share_look(const Look *look);
 extern bool ik_look_before(TransactionId xid, const Look *now, Look *before);
-extern void ik_adopt_floor(Floor *floor, Relation events, TimestampTz now);
+extern void ik_adopt_floor(Floor *floor, Relation events, const Look *now);
 extern void ik_share_floor(const Floor *floor, Relation events,
-						   TimestampTz now);
+						   const Look *now);
 
 /* take.c: would take() have anything, and if not, when at the earliest? */
 extern bool ik_is_any_due(text *topic, TimestampTz *next);

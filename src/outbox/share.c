@@ -58,11 +58,11 @@ typedef struct SharedFloors
 static SharedFloors *shared_floors(void);
 static void init_floors(void *area);
 static bool is_good(const SharedFloor *shared, const Floor *floor,
-					Relation events, TimestampTz now);
+					Relation events, const Look *now);
 
 /* Let a floor that starts from the bottom start from what others found out. */
 void
-ik_adopt_floor(Floor *floor, Relation events, TimestampTz now)
+ik_adopt_floor(Floor *floor, Relation events, const Look *now)
 {
 	SharedFloors *all = shared_floors();
 	SharedFloor *shared;
@@ -80,32 +80,30 @@ ik_adopt_floor(Floor *floor, Relation events, TimestampTz now)
 	SpinLockRelease(&all->mutex);
 }
 
-/* Share a floor, as far as it holds for everybody. */
+/* Share a floor that holds for everybody. */
 void
-ik_share_floor(const Floor *floor, Relation events, TimestampTz now)
+ik_share_floor(const Floor *floor, Relation events, const Look *now)
 {
 	SharedFloors *all = shared_floors();
-	Floor		safe = *floor;
 	SharedFloor *shared;
 
 	if (all == NULL)
 		return;
-	ik_limit_floor(&safe);
 	shared = &all->floors[floor->topic % SHARED_FLOORS];
 	SpinLockAcquire(&all->mutex);
 	if (is_good(shared, floor, events, now))
 	{
-		shared->floor.place = Max(shared->floor.place, safe.place);
-		shared->floor.due = Max(shared->floor.due, safe.due);
-		shared->floor.cost = Max(shared->floor.cost, safe.cost);
+		shared->floor.place = Max(shared->floor.place, floor->place);
+		shared->floor.due = Max(shared->floor.due, floor->due);
+		shared->floor.cost = Max(shared->floor.cost, floor->cost);
 	}
 	else
 	{
-		shared->floor = safe;
-		shared->floor.read_at = now;
+		shared->floor = *floor;
+		shared->floor.read_at = now->time;
 		shared->file = events->rd_rel->relfilenode;
 	}
-	shared->number = ik_newest_number_seen();
+	shared->number = now->number;
 	SpinLockRelease(&all->mutex);
 }
 
@@ -175,10 +173,11 @@ init_floors(void *area)
 
 static bool
 is_good(const SharedFloor *shared, const Floor *floor, Relation events,
-		TimestampTz now)
+		const Look *now)
 {
 	return shared->floor.topic == floor->topic &&
 		shared->file == events->rd_rel->relfilenode &&
-		shared->number <= ik_newest_number_seen() &&
-		shared->floor.read_at <= now && now - shared->floor.read_at < KEPT;
+		shared->number <= now->number &&
+		shared->floor.read_at <= now->time &&
+		now->time - shared->floor.read_at < KEPT;
 }

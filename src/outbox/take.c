@@ -15,6 +15,7 @@
 #include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
+#include "utils/timeout.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -31,6 +32,12 @@
 /* and so often it does either if it found nothing to hand out; some seconds */
 #define MAX_ROUNDS	100
 #define MAX_WALKS	10
+
+/*
+ * What is taken apart counts only when the call is committed.  So it stops, with
+ * at least one lease done, after this or half of what statement_timeout leaves.
+ */
+#define MAX_APART_TIME	(2 * USECS_PER_SEC)
 
 /* how often floors are raised on the way, in events: so much a time-out loses */
 #define RAISE_EVERY	256
@@ -54,6 +61,7 @@ typedef struct Take
 	Outbox		box;
 	text	   *topic;
 	const Interval *lease;
+	TimestampTz stop_apart;		/* no further lease is taken apart */
 	TimestampTz deadline;		/* once there is something to hand out */
 	int64		max;
 	bool		only_look;		/* and write nothing */
@@ -158,6 +166,8 @@ idempotency_take(PG_FUNCTION_ARGS)
 		}
 		if (!(take->busy || take->more_leases))
 			break;
+		if (take->more_leases && GetCurrentTimestamp() > take->stop_apart)
+			break;
 
 		/* what was out may all have been parked: so go on with what else was */
 		if (take->more_leases)
@@ -189,6 +199,10 @@ open_take(Take *take, const char *function)
 	take->candidate = table_slot_create(take->box.events.rel, NULL);
 	take->leases.block = -1;
 	InitDirtySnapshot(take->dirty);
+	take->stop_apart = take->box.now + MAX_APART_TIME;
+	if (get_timeout_active(STATEMENT_TIMEOUT))
+		take->stop_apart = Min(take->stop_apart,
+							   take->box.now + (get_timeout_finish_time(STATEMENT_TIMEOUT) - take->box.now) / 2);
 }
 
 /*
@@ -283,12 +297,13 @@ take_leases_apart(Take *take)
 		slot_getallattrs(lease);
 		deadline = DatumGetTimestampTz(lease->tts_values[LEASES_DEADLINE]);
 		/* the rest is for the next round, or call: the floor stays below it */
-		if (n++ == MAX_APART)
+		if (n == MAX_APART || (n > 0 && GetCurrentTimestamp() > take->stop_apart))
 		{
 			first = Min(first, deadline);
 			take->more_leases = true;
 			break;
 		}
+		n++;
 		/* who waits is told to take: what comes of it is seen then */
 		if (take->only_look)
 		{
@@ -373,7 +388,7 @@ take_range(Take *take, bool waited, int64 limit)
 		{
 			raise_floor(take, waited, Min(place, event_place(candidate)),
 						Min(due, event_due(candidate)));
-			ik_share_floor(take->floor, take->box.events.rel, take->box.now);
+			ik_floor_found(take->floor, take->box.events.rel);
 		}
 	}
 	finish_block(take);
