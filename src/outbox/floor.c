@@ -228,7 +228,7 @@ ik_settled_number(void)
 
 /*
  * Much was looked past: share the floor, lowered to what holds for every session,
- * whatever becomes of the transactions that are open, ours included.
+ * however the transactions end that are open, ours included.
  */
 void
 ik_floor_found(const Floor *floor, Relation events)

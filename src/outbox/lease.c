@@ -183,7 +183,7 @@ ik_note_key(Outbox *box, Datum topic, Datum key, int64 id)
 		elog(ERROR, "number " INT64_FORMAT " was given twice", taken);
 }
 
-/* Is there a note of the key, whatever it is worth? */
+/* Is there a note of the key, be it worth something or not? */
 bool
 ik_key_is_noted(Outbox *box, Datum topic, Datum key)
 {

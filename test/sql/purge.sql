@@ -74,7 +74,7 @@ SELECT count(*) FROM idempotency.take('purge');
 INSERT INTO idempotency.outbox_leases (block, taken, deadline, events, topic)
 SELECT 1000000 + i, 1, now() - '2 hours'::interval, -1, 'purge' FROM generate_series(1, 2000) i;
 INSERT INTO idempotency.outbox_keys (taken, id, topic, key)
-SELECT 1, 64000000 + i, 'purge', i::text FROM generate_series(1, 2000) i;
+SELECT 1, 64000000 + i, 'purge', i::text FROM generate_series(1, 2000) i UNION ALL SELECT 1, :kept, 'purge', 'k';
 SET ROLE regress_purge;
 SELECT idempotency.purge(100), idempotency.purge(10000), idempotency.purge(10000);
 RESET ROLE;
