@@ -21,9 +21,9 @@
  * look around (floor.c).  So looks are shared as well, the newer ones closer to
  * each other, as far back as a look is worth anything.
  *
- * A shared floor is believed for KEPT.  So what no code here can know of, such as a clock or
- * a sequence that is set back, or rows that are changed by hand, hides an event
- * from new sessions for so long at most.
+ * A shared floor is believed for KEPT.  So what no code here can know of, such as
+ * a clock or a sequence that is set back, or rows that are changed by hand, hides
+ * an event from new sessions for so long at most.
  *
  *-------------------------------------------------------------------------
  */
