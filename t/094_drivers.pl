@@ -3,8 +3,9 @@
 # run twice with one key, on the server itself and through PgBouncer in transaction
 # mode, by a role that has grant_usage and the rights on its tables.
 #
-# A program whose driver is not installed is left out, with a word.  node pg is the one
-# that examples/http names, by npm.
+# A program whose driver is not installed is left out, with a word.  Those for node come
+# by npm, node pg in the version that examples/http names.  pgx is version 4, as Debian
+# has it: the page says what differs.
 
 use strict;
 use warnings;
@@ -25,17 +26,33 @@ my $dir = PostgreSQL::Test::Utils::tempdir();
 my ($jdbc) = glob '/usr/share/java/postgresql.jar';
 my $python = '/usr/bin/python3';
 
-# each with its file, how it is run, how to tell that it is there, and how its
-# statements show in the server's log
+my $npm = "cd $dir && timeout 300 npm --omit=dev --ignore-scripts --no-audit --no-fund --prefer-offline";
+my $gopath = '/usr/share/gocode';
+
+# Where Debian puts the sources of Go's packages, and no modules.
+@ENV{qw(GOPATH GO111MODULE)} = ($gopath, 'off');
+
+# Making Prisma's client takes no engine, but looks for one and would load it.
+$ENV{PRISMA_SCHEMA_ENGINE_BINARY} = '/bin/true';
+append_to_file("$dir/schema.prisma", (blocks('Prisma'))[1]);
+
+# each with its file, how it is run, how to tell that it is there, how its statements
+# show in the server's log, and how it is built first
 my @drivers = (
-	[ 'node pg', 'orders.mjs', ['node'], "cp $root/examples/http/package*.json $dir && cd $dir && timeout 60 npm ci --omit=dev --ignore-scripts --no-audit --no-fund --prefer-offline" ],
+	[ 'node pg', 'orders.mjs', ['node'], "cp $root/examples/http/package*.json $dir && $npm ci" ],
+	[ 'Postgres.js', 'orders_postgres.mjs', ['node'], "$npm install postgres\@3.4.9" ],
 	[ 'psycopg 3', 'orders_psycopg.py', [$python], "$python -c 'import psycopg'" ],
+	[ 'psycopg 2', 'orders_psycopg2.py', [$python], "$python -c 'import psycopg2'", 'statement' ],
 	[ 'asyncpg', 'orders_asyncpg.py', [$python], "$python -c 'import asyncpg'" ],
 	[ 'SQLAlchemy', 'orders_alchemy.py', [$python], "$python -c 'import sqlalchemy, psycopg2'", 'statement' ],
 	[ 'pgjdbc', 'Orders.java', [ 'java', '-cp', $jdbc ], $jdbc && 'javac -version' ],
 	[ 'ActiveRecord', 'orders.rb', ['ruby'], q{ruby -e 'require "active_record"; require "pg"'} ],
+	[ 'ruby-pg', 'orders_pg.rb', ['ruby'], q{ruby -e 'require "pg"'} ],
+	[ 'DBD::Pg', 'orders.pl', [$^X], "$^X -MDBD::Pg -e1" ],
+	[ 'pgx', 'orders.go', ["$dir/orders"], "test -d $gopath/src/github.com/jackc/pgx/v4 && go version", 'execute', "cd $dir && go build orders.go" ],
+	[ 'Prisma', 'orders_prisma.mjs', ['node'], "$npm install prisma\@7.10.0 \@prisma/client\@7.10.0 \@prisma/adapter-pg\@7.10.0 && npx prisma generate --schema schema.prisma" ],
 );
-$_->[3] = $_->[3] && system("$_->[3] >/dev/null 2>&1") == 0 for @drivers;
+$_->[3] = $_->[3] && system("($_->[3]) >/dev/null 2>&1") == 0 for @drivers;
 plan skip_all => 'no driver is installed' if !grep { $_->[3] } @drivers;
 
 my $node = PostgreSQL::Test::Cluster->new('drivers');
@@ -56,13 +73,14 @@ $way{'through PgBouncer'} = start_pooler() if $pgbouncer;
 
 for my $driver (@drivers)
 {
-	my ($name, $file, $command, $there, $protocol) = @$driver;
+	my ($name, $file, $command, $there, $protocol, $build) = @$driver;
 
   SKIP:
 	{
 		skip "$name is not installed" if !$there;
-		append_to_file("$dir/$file", program($name));
-		try($name, $_, $protocol // 'execute', @$command, "$dir/$file") for sort keys %way;
+		append_to_file("$dir/$file", $name eq 'pgx' ? pgx_4((blocks($name))[0]) : (blocks($name))[0]);
+		is(system($build), 0, "$name: is built") if $build;
+		try($name, $_, $protocol // 'execute', @$command, $build ? () : "$dir/$file") for sort keys %way;
 	}
 }
 
@@ -93,7 +111,7 @@ sub try
 	is(query("SELECT (SELECT count(*) FROM payment WHERE order_no = '$item') + (SELECT count(*) FROM orders WHERE item = '$item')"), '2', "$key: and does nothing");
 	($first, $error) = printed($way, @command, $key, 'another');
 	like($first, qr/^mismatch .*\nmismatch /, "$key: another request is told") or diag($error);
-	like(slurp_file($node->logfile, $logged), qr/LOG:  $protocol\b[^\n]*: SELECT \* FROM idempotency.run/, "$key: by the protocol that is meant");
+	like(slurp_file($node->logfile, $logged), qr/LOG:  $protocol\b[^\n]*:\s+SELECT [\w*, ]+ FROM idempotency.run/, "$key: by the protocol that is meant");
 	return;
 }
 
@@ -108,12 +126,21 @@ sub printed
 	return ($out, $err);
 }
 
-# program(driver): the block of its section.
-sub program
+# blocks(driver): those of its section, the program first.
+sub blocks
 {
 	my ($name) = @_;
+	my ($section) = $page =~ /^## \Q$name\E\n(.*?)(?=^## |\z)/ms or die "no section for $name";
 
-	return $page =~ /^## \Q$name\E\n(?:(?!^## ).)*?^```\w+\n(.*?)^```$/ms ? $1 : die "no program for $name";
+	return $section =~ /^```\w+\n(.*?)^```$/gms;
+}
+
+# What the page says of version 4.
+sub pgx_4
+{
+	my ($program) = @_;
+
+	return $program =~ s{/pgx/v5"}{/pgx/v4"}r =~ s{"default_query_exec_mode=cache_describe"}{"statement_cache_mode=describe"}r;
 }
 
 sub sql_of { return join '', $_[0] =~ /^```sql\n(.*?)^```$/gms; }

@@ -114,9 +114,14 @@ need_suites() {
 	fi
 	# what these are for is left out without them
 	((EUID != 0)) || for package in redis-server python3-redis python3-psycopg \
-		python3-asyncpg python3-sqlalchemy python3-psycopg2 libpostgresql-jdbc-java ruby-pg ruby-activerecord; do
+		python3-asyncpg python3-sqlalchemy python3-psycopg2 libpostgresql-jdbc-java ruby-pg ruby-activerecord libdbd-pg-perl; do
 		want "$package" dpkg -s "$package"
 	done
+	# 200 MB, once is enough
+	if ((EUID == 0 && PG_MAJOR == 15)); then
+		want golang-go command -v go
+		want golang-github-jackc-pgx-v4-dev dpkg -s golang-github-jackc-pgx-v4-dev
+	fi
 	# for most of Debian's own PostgreSQL; elsewhere its test is left out
 	if ((EUID == 0)) && [[ $PG_CONFIG == /usr/lib/postgresql/* ]]; then
 		want "postgresql-$PG_MAJOR-cron" test -e "$("$PG_CONFIG" --pkglibdir)/pg_cron.so"
