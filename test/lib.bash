@@ -4,8 +4,8 @@
 # Settings, from the environment:
 #   PG_MAJOR     the major version to test; 15 unless set
 #   PG_CONFIG    its pg_config; Debian's place for that major unless set
-#   CHROOT_CACHE where the Debians of test/major and the servers of test/asserts
-#                are kept
+#   CHROOT_CACHE where the Debians of test/major, the servers of test/asserts and
+#                what npm has loaded are kept
 #
 # A private copy, because `make install` into the system's directories needs
 # root, changes what other servers on the machine load, and lets two runs
@@ -174,6 +174,11 @@ make_work() {
 	trap clean_up EXIT
 	trap 'exit 130' INT TERM HUP
 	chmod 755 "$work"
+	# its own place goes with $work
+	if ((EUID == 0)) && id postgres >/dev/null 2>&1; then
+		export npm_config_cache=$cache/npm
+		install -d -o postgres "$npm_config_cache"
+	fi
 }
 
 # Stops what a broken run may have left, then removes $work.
