@@ -186,11 +186,12 @@ is(sql($in_flight), 'transaction - - 0', 'a prepared transaction');
 $rival->query_until(qr/waiting/, "\\echo waiting\nSELECT idempotency.claim('which', 'prepared');\n");
 ok($node->poll_query_until('postgres', q{SELECT scope || key = 'whichprepared' AND prepared_gid = 'gid' AND array_length(waiting_pids, 1) = 1 FROM idempotency.in_flight}),
 	'and its key once somebody waits for it');
-sleep 1;
-like(slurp_file($node->logfile), qr/LOG: .*still waiting for ShareLock on transaction.*(?:\n.*){0,4}CONTEXT: .*waiting for key "prepared" in scope "which"/, 'log_lock_waits names the key');
+# 19 has a line of its own before ours
+$node->wait_for_log(qr/LOG: .*still waiting for ShareLock on transaction.*(?:\n.*){0,4}CONTEXT: .*(?:\n\t.*)?waiting for key "prepared" in scope "which"/);
+pass('log_lock_waits names the key');
 sql(q{COMMIT PREPARED 'gid'});
 like($rival->query('SELECT 1'), qr/completed/, 'who then has the answer');
-is(sql(q{SELECT calls || ' ' || (wait_time BETWEEN '0.9 s' AND '1 min') FROM idempotency.activity WHERE function = 'claim' AND outcome = 'waited'}),
+is(sql(q{SELECT calls || ' ' || (wait_time BETWEEN '0.2 s' AND '1 min') FROM idempotency.activity WHERE function = 'claim' AND outcome = 'waited'}),
 	'1 true', 'the wait that led to an answer is counted, with its time');
 
 # more keys than there is room for, and the longest
@@ -231,12 +232,14 @@ is(sql(q{SELECT count(*) FROM idempotency.find_keys(sqlstate => '22012', max => 
 is(sql(q{SELECT count(*) FROM idempotency.find_keys(sqlstate => '22013')}), 0, 'by another');
 is(sql(q{SELECT count(*) FROM idempotency.find_keys('find:0', older_than => '1 h')}), 0, 'by age');
 is(sql(q{SELECT count(*) FROM idempotency.find_keys(status => 'in_progress') WHERE key = 'stuck' AND NOT lapsed}), 1, 'a lease');
+# a call ends with a page: of no more rows than this
+my $page_rows = sql('SHOW block_size') / 80;
 my ($found, $page) = (0, 0);
 for (my $calls = 0; defined $page && $calls < 1000; $calls++)
 {
 	($ret, $out, $err) = $node->psql('postgres', "SELECT key FROM idempotency.find_keys('find:1', max => 10, from_page => $page)");
 	my @keys = split /\n/, $out;
-	cmp_ok(scalar @keys, '<=', 10 + 100, 'a bounded number') if $calls < 2;
+	cmp_ok(scalar @keys, '<=', 10 + $page_rows, 'a bounded number') if $calls < 2;
 	$found += @keys;
 	($page) = $err =~ /from_page => (\d+)/;
 }
@@ -244,21 +247,22 @@ is($found, 1000, 'all of them, call after call');
 
 # a tenant's keys forgotten in bounded steps, but what is in work
 my $lease = sql(q{SELECT fence FROM idempotency.lease('find:1', 'leased', '1 d')});
-my ($forgotten, $kept, $steps) = (0, 0, 0);
+my ($forgotten, $kept, $steps, $most) = (0, 0, 0, 0);
 for ($page = 0; $page ne '' && $steps < 1000; $steps++)
 {
 	(my $f, my $k, $page) = split /\|/, sql("SELECT * FROM idempotency.forget_scope('find:1', 100, $page)", 'ops'), -1;
 	$forgotten += $f;
 	$kept += $k;
+	$most = $f if $f > $most;
 }
 is("$forgotten $kept", '1000 1', 'all but what is leased is forgotten');
-cmp_ok($steps, '>', 5, 'in steps');
+cmp_ok($most, '<=', 100 + $page_rows, "in $steps steps");
 is(sql(q{SELECT count(*) FROM idempotency.keys WHERE scope LIKE 'find:%'}), 2002, 'and nothing else');
 
 # a call of purge() is bounded in pages where it finds nothing, or little
 sql(q{
 	INSERT INTO idempotency.keys (created_at, expires_at, status, key, scope, response)
-	SELECT now(), now() + '1 day'::interval, 'c', i::text, 'large', repeat('x', 1900) FROM generate_series(1, 24000) i;
+	SELECT now(), now() + '1 day'::interval, 'c', i::text, 'large', repeat('x', current_setting('block_size')::int / 4 - 148) FROM generate_series(1, 24000) i;
 	VACUUM idempotency.keys});
 cmp_ok(sql(q{SELECT pg_relation_size('idempotency.keys') / current_setting('block_size')::int}), '>', 5000, 'a table of some pages');
 my $plan = sql('EXPLAIN (ANALYZE, BUFFERS, FORMAT TEXT, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT idempotency.purge(1)');
