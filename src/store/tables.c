@@ -17,16 +17,19 @@
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
+#include "catalog/pg_index.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "commands/trigger.h"
 #include "nodes/nodeFuncs.h"
 #include "storage/lmgr.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 
 PG_FUNCTION_INFO_V1(idempotency_table_changed);
 
@@ -36,6 +39,7 @@ static bool is_plain(OwnTable *table, Relation rel);
 static void examine_indexes(OwnTable *table, Relation rel);
 static bool is_index(Relation index, const OwnIndex *what);
 static bool is_built_in(Relation index, Relation rel);
+static Node *as_defined(Relation index, AttrNumber what);
 static bool has_others_code(Node *node, void *context);
 static bool is_others_function(Oid function, void *context);
 static bool says_leased(Node *clause);
@@ -572,6 +576,10 @@ is_index(Relation index, const OwnIndex *what)
  * caller: as the role that claims a key, or as the superuser whose worker purges.
  * So it is PostgreSQL's alone: operator classes, types, and every function in
  * an expression or a predicate.
+ *
+ * The expressions are read as they were defined.  The relcache has them with
+ * constants folded: to ask it is to call the functions, as our caller, and then
+ * not to see them.
  */
 static bool
 is_built_in(Relation index, Relation rel)
@@ -588,8 +596,24 @@ is_built_in(Relation index, Relation rel)
 			return false;
 	}
 	return index->rd_rel->relam < FirstNormalObjectId &&
-		!has_others_code((Node *) RelationGetIndexExpressions(index), NULL) &&
-		!has_others_code((Node *) RelationGetIndexPredicate(index), NULL);
+		!has_others_code(as_defined(index, Anum_pg_index_indexprs), NULL) &&
+		!has_others_code(as_defined(index, Anum_pg_index_indpred), NULL);
+}
+
+/* A column of pg_index that holds expressions; NULL: it has none. */
+static Node *
+as_defined(Relation index, AttrNumber what)
+{
+	bool		isnull;
+	Datum		value = SysCacheGetAttr(INDEXRELID, index->rd_indextuple, what,
+										&isnull);
+	Node	   *expressions;
+
+	if (isnull)
+		return NULL;
+	expressions = stringToNode(TextDatumGetCString(value));
+	fix_opfuncids(expressions);
+	return expressions;
 }
 
 static bool

@@ -195,6 +195,11 @@ CREATE FUNCTION regress_alter.meddle(text) RETURNS text IMMUTABLE LANGUAGE plpgs
 BEGIN
   RAISE EXCEPTION 'meddled';
 END $$;
+CREATE FUNCTION regress_alter.fold(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+  IF current_user = 'regress_app' THEN RAISE WARNING 'meddled'; END IF;
+  RETURN $1;
+END $$;
 CREATE TYPE regress_alter.kind AS ENUM ('a');
 CREATE OPERATOR CLASS regress_alter.text_ops FOR TYPE text USING btree AS OPERATOR 3 =, FUNCTION 1 bttextcmp(text, text);
 TRUNCATE idempotency.keys;
@@ -204,13 +209,16 @@ DECLARE
   result text;
 BEGIN
   EXECUTE 'CREATE INDEX one ON idempotency.keys ' || definition;
+  PERFORM set_config('role', 'regress_app', true);
   result := regress_app.try($_$idempotency.once('altered', clock_timestamp()::text)$_$);
+  PERFORM set_config('role', 'none', true);
   DROP INDEX idempotency.one;
   RETURN result;
 END $$;
 SELECT definition, regress_alter.index(definition) AS once
 FROM unnest(ARRAY['(regress_alter.meddle(checkpoint))', '(fence) WHERE regress_alter.meddle(checkpoint) IS NULL', '((coalesce(fence, length(regress_alter.meddle(checkpoint)))))',
   '(checkpoint regress_alter.text_ops)', '(kind)', '(fence) INCLUDE (kind)', $$(fence) WHERE kind = 'a'$$, '(greatest(kind, NULL))',
+  $$(regress_alter.fold('x'))$$, $$(fence) WHERE regress_alter.fold('x') = 'x'$$, $$((key || regress_alter.fold('x')))$$,
   '(fence) WHERE meta IS NULL', '((meta ->> ''a'')) INCLUDE (fence)', 'USING gin (meta jsonb_path_ops)']) WITH ORDINALITY AS u(definition, n) ORDER BY n;
 SELECT idempotency.once('altered', 'a type of others');
 ALTER TABLE idempotency.keys DROP COLUMN kind;
