@@ -22,7 +22,8 @@
  *		written in SQL: also what the table's owner has put on it.  It runs as
  *		him, in a security-restricted operation, so that nothing of it is left
  *		to run later as our caller: no deferred trigger, no temporary object,
- *		no setting.
+ *		no setting.  And nothing of our caller's is found by it: his search
+ *		path does not count meanwhile.
  *
  *		the callers' tables, with their triggers, policies, domains and casts:
  *		as in the caller's own statement, as him.  Values become text, jsonb
@@ -109,8 +110,9 @@ ik_is_ours(Oid class, Oid object)
 /*
  * Be the owner of the table from here on, in a security-restricted operation,
  * as autovacuum and REINDEX are; context may add to that.  An error ends it
- * too.  Everything that we run then is qualified: the search path, which the
- * table's own triggers see, is the caller's, as with any trigger.
+ * too.  Everything that we run then is qualified.  A trigger on the table may
+ * not be: it was written to run as its caller, and runs as the owner; with the
+ * caller's search path it would run what the caller put there.
  */
 void
 ik_become_owner(Relation rel, int context, SavedUser *saved)
@@ -120,6 +122,9 @@ ik_become_owner(Relation rel, int context, SavedUser *saved)
 	SetUserIdAndSecContext(rel->rd_rel->relowner,
 						   saved->context | context |
 						   SECURITY_RESTRICTED_OPERATION);
+	(void) set_config_option("search_path", "pg_catalog, pg_temp",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
 }
 
 /* Be who called us again, with his settings. */
