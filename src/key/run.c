@@ -230,7 +230,7 @@ read_result(Oid type, Datum value, KeyAnswer *answer)
 	Datum		values[2];
 	bool		nulls[2];
 
-	if (!is_answer_type(type))
+	if (!is_answer_type(getBaseType(type)))
 	{
 		answer->response = ik_response_text(type, value);
 		return;

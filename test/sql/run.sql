@@ -95,6 +95,8 @@ CREATE FUNCTION a_out(request jsonb, OUT response text, OUT meta jsonb) LANGUAGE
 CREATE FUNCTION a_null(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$ SELECT NULL::idempotency.answer $$;
 CREATE FUNCTION a_nulls(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$ SELECT NULL::text, NULL::jsonb $$;
 CREATE FUNCTION a_meta(jsonb) RETURNS idempotency.answer LANGUAGE sql AS $$ SELECT NULL::text, '{"code": 204}'::jsonb $$;
+CREATE DOMAIN a_domain AS idempotency.answer;
+CREATE FUNCTION a_domain(jsonb) RETURNS a_domain LANGUAGE sql AS $$ SELECT ROW('made', '{"code": 202}')::idempotency.answer::a_domain $$;
 CREATE FUNCTION a_array(jsonb) RETURNS idempotency.answer[] LANGUAGE sql AS $$ SELECT ARRAY[('r', '1')::idempotency.answer] $$;
 CREATE TYPE answer AS (response text, meta jsonb);
 CREATE FUNCTION a_look_alike(jsonb) RETURNS answer LANGUAGE sql AS $$ SELECT 'mine', '{"code": 1}'::jsonb $$;
