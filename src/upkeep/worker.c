@@ -19,6 +19,7 @@
 #include "access/xact.h"
 #include "catalog/pg_database.h"
 #include "commands/extension.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -52,6 +53,7 @@ static void nap(int events, long timeout, uint32 wait_event);
 static bool database_is_wanted(void);
 static void name_database(void *arg);
 static void begin_report(void);
+static void keep_message(const char *message);
 static void report_round(int code, Datum arg);
 
 /* what a worker tells of its round */
@@ -163,8 +165,8 @@ idempotency_worker_main(Datum arg)
 		MemoryContextSwitchTo(TopMemoryContext);
 		error = CopyErrorData();
 		strlcpy(current.outcome, "failed", sizeof(current.outcome));
-		strlcpy(current.error, error->message ? error->message : "",
-				sizeof(current.error));
+		if (error->message != NULL)
+			keep_message(error->message);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -227,6 +229,17 @@ begin_report(void)
 	ik_write_rounds(&current);
 	begun = true;
 	before_shmem_exit(report_round, 0);
+}
+
+/* As much of the error as there is room for, in whole characters. */
+static void
+keep_message(const char *message)
+{
+	int			len = pg_mbcliplen(message, strlen(message),
+								   sizeof(current.error) - 1);
+
+	memcpy(current.error, message, len);
+	current.error[len] = '\0';
 }
 
 /* The worker ends, well or by an error. */
