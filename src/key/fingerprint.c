@@ -170,7 +170,8 @@ clear_scales(JsonbContainer *container)
 
 /*
  * The request made anew with numbers that have no zeros at the end: each is in
- * the short form if its value fits.
+ * the short form if its value fits.  Not by way of text, which of 1e131071 has
+ * more than 100 kB: a small request could have many such numbers.
  */
 static Jsonb *
 with_short_numbers(const Jsonb *request)
@@ -186,10 +187,8 @@ with_short_numbers(const Jsonb *request)
 		bool		is_value = token == WJB_ELEM || token == WJB_VALUE;
 
 		if (is_value && value.type == jbvNumeric)
-			value.val.numeric = DatumGetNumeric(DirectFunctionCall3(numeric_in,
-																	CStringGetDatum(numeric_normalize(value.val.numeric)),
-																	ObjectIdGetDatum(InvalidOid),
-																	Int32GetDatum(-1)));
+			value.val.numeric = DatumGetNumeric(DirectFunctionCall1(numeric_trim_scale,
+																	NumericGetDatum(value.val.numeric)));
 		compat_push_jsonb(&state, token,
 						  is_value || token == WJB_KEY ||
 						  (token == WJB_BEGIN_ARRAY && value.val.array.rawScalar) ?
