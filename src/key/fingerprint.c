@@ -16,31 +16,36 @@
  *
  * What cannot be compared is not: where one side gave nothing, where one gave
  * a request and the other a text, where the secret has been lost, and where a
- * dump came from a machine that has its bytes in another order.
+ * dump came from a machine that has its bytes in another order, or from a
+ * database in another encoding.
  *
  *-------------------------------------------------------------------------
  */
 #include "key/key.h"
 
-#include "port/pg_bswap.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "port/pg_bswap.h"
 #include "utils/fmgrprotos.h"
 #include "utils/numeric.h"
 
 /* what is in the bytea */
 typedef struct Fingerprint
 {
-	char		kind;			/* of what is compared */
+	uint8		kind;			/* of what is compared, and its encoding */
 	uint8		secret[4];		/* the id of the secret */
 	uint8		digest[16];
 } Fingerprint;
 
-#define OF_TEXT		't'
+/* a kind, to which the number of the encoding is added */
+#define OF_TEXT		0
 #ifdef WORDS_BIGENDIAN
-#define OF_REQUEST	'R'
+#define OF_REQUEST	128
 #else
-#define OF_REQUEST	'r'
+#define OF_REQUEST	64
 #endif
+
+StaticAssertDecl(_PG_LAST_ENCODING_ <= 64, "an encoding's number takes too much");
 
 /* in the first half-word of a number, as numeric.c stores it */
 #define NUMERIC_IS_SHORT	0x8000
@@ -104,10 +109,10 @@ take_print(const KeyRequest *request, const Secret *secret,
 	uint32		id = pg_hton32((uint32) secret->id);
 	const text *bytes = request->fingerprint;
 
-	print->kind = OF_TEXT;
+	print->kind = OF_TEXT + GetDatabaseEncoding();
 	if (bytes == NULL)
 	{
-		print->kind = OF_REQUEST;
+		print->kind = OF_REQUEST + GetDatabaseEncoding();
 		bytes = (const text *) without_scales(request->request);
 	}
 	memcpy(print->secret, &id, sizeof(print->secret));
