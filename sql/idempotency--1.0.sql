@@ -1500,11 +1500,31 @@ BEGIN
 END
 $$;
 
--- Nothing for PUBLIC, even where default privileges would give it.
-REVOKE ALL ON SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM PUBLIC;
-REVOKE ALL ON ALL ROUTINES IN SCHEMA idempotency FROM PUBLIC;
+-- Nothing for PUBLIC, nor for any other role, even where default privileges
+-- would give it: those that let a role read every table mean no secrets.
+DO $$
+DECLARE
+  role text;
+BEGIN
+  FOR role IN
+    SELECT 'PUBLIC'
+    UNION
+    SELECT a.grantee::pg_catalog.regrole::text
+    FROM (SELECT nspowner, nspacl FROM pg_catalog.pg_namespace WHERE oid = 'idempotency'::pg_catalog.regnamespace
+          UNION ALL
+          SELECT relowner, relacl FROM pg_catalog.pg_class WHERE relnamespace = 'idempotency'::pg_catalog.regnamespace
+          UNION ALL
+          SELECT proowner, proacl FROM pg_catalog.pg_proc WHERE pronamespace = 'idempotency'::pg_catalog.regnamespace) o (owner, acl),
+         pg_catalog.aclexplode(o.acl) a
+    WHERE a.grantee <> o.owner AND a.grantee <> 0
+  LOOP
+    EXECUTE pg_catalog.format('REVOKE ALL ON SCHEMA idempotency FROM %s', role);
+    EXECUTE pg_catalog.format('REVOKE ALL ON ALL TABLES IN SCHEMA idempotency FROM %s', role);
+    EXECUTE pg_catalog.format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA idempotency FROM %s', role);
+    EXECUTE pg_catalog.format('REVOKE ALL ON ALL ROUTINES IN SCHEMA idempotency FROM %s', role);
+  END LOOP;
+END
+$$;
 
 -- The owner, superuser or not, has everything and may pass it on.
 SELECT idempotency.grant_owner(rolname) FROM pg_catalog.pg_roles WHERE oid = pg_catalog.to_regrole($role$@extowner@$role$);

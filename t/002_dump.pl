@@ -148,12 +148,13 @@ is( query('owner', 'by_owner', q{
 
 # with other defaults for what is created there
 query($su, 'by_owner', q{
+	CREATE ROLE reporting;
 	CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler;
 	ALTER DATABASE by_owner SET default_table_access_method = other;
-	ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO PUBLIC;
-	ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC;
-	ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO PUBLIC;
-	ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO PUBLIC;});
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO PUBLIC, reporting;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC, reporting;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO PUBLIC, reporting;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO PUBLIC, reporting;});
 query('owner', 'by_owner', 'DROP EXTENSION idempotency');
 query('owner', 'by_owner', 'CREATE EXTENSION idempotency');
 is(query('owner', 'by_owner', q{SELECT idempotency.once('dump', 'defaults')}), 't', 'another access method is the default');
@@ -162,7 +163,7 @@ is(query($su, 'by_owner', q{
 	FROM (SELECT nspname, nspacl FROM pg_namespace WHERE nspname = 'idempotency'
 	      UNION ALL SELECT relname, relacl FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace AND relkind IN ('r', 'v', 'S')
 	      UNION ALL SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace) AS o (name, acl),
-	     aclexplode(acl) WHERE grantee = 0}), '', 'nothing is for PUBLIC, with default privileges that say otherwise');
+	     aclexplode(acl) WHERE grantee IN (0, 'reporting'::regrole)}), '', 'nothing is for PUBLIC or another role, with default privileges that say otherwise');
 
 # the schema is ours: nobody can have prepared it
 query('owner', 'by_owner', 'DROP EXTENSION idempotency; CREATE SCHEMA idempotency');
