@@ -1526,8 +1526,11 @@ BEGIN
 END
 $$;
 
--- The owner, superuser or not, has everything and may pass it on.
-SELECT idempotency.grant_owner(rolname) FROM pg_catalog.pg_roles WHERE oid = pg_catalog.to_regrole($role$@extowner@$role$);
+-- The owner, superuser or not, has everything and may pass it on.  Not by
+-- PostgreSQL's substitution of the name, which refuses one with a $ in it.
+SELECT idempotency.grant_owner(r.rolname)
+FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_roles r ON r.oid = e.extowner
+WHERE e.extname = 'idempotency';
 
 -- A role that watches the server sees this too, and changes nothing.
 SELECT idempotency.change_privileges('GRANT %s TO %I', 'pg_monitor', '{monitor}');

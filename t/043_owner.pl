@@ -113,5 +113,25 @@ $node->safe_psql('installed', 'REASSIGN OWNED BY installer TO plain_heir; DROP O
 $node->safe_psql('postgres', 'DROP ROLE installer');
 upkeep('plain_heir', 'installed', $table);
 
+# whatever the owner's name is
+my $odd = q{o'$role$"x};
+$node->safe_psql('postgres', sprintf 'CREATE ROLE "%1$s" LOGIN; CREATE DATABASE odd OWNER "%1$s"', $odd =~ s/"/""/gr);
+is(attempt($odd, 'odd', 'CREATE EXTENSION idempotency'), '', 'a role with an odd name creates the extension');
+is(attempt($odd, 'odd', q{SELECT idempotency.grant_usage('app')}), 't', 'and grants');
+
+# An owner of the tables, who is no superuser, runs nothing as one: not even what
+# an index calls with constants, which PostgreSQL calls to know the index.
+is(attempt('plain_heir', 'installed', q{
+	CREATE SCHEMA trap;
+	CREATE FUNCTION trap.spring() RETURNS integer IMMUTABLE LANGUAGE plpgsql AS $$
+	BEGIN
+		IF current_setting('is_superuser')::boolean OR current_user <> 'plain_heir' THEN RAISE LOG 'sprung by %', current_user; END IF;
+		RETURN 1;
+	END $$;
+	CREATE INDEX sprung ON idempotency.keys ((trap.spring()));}), '', 'an index with code of its own');
+is(attempt($su, 'installed', q{SELECT idempotency.purge()}), '55000', 'is refused, here to a superuser who purges');
+is(attempt('app', 'installed', q{SELECT idempotency.once('owner', 'index')}), '55000', 'and to who claims');
+unlike(slurp_file($node->logfile), qr/sprung by/, 'and nothing of it was run');
+
 $node->stop;
 done_testing();
