@@ -113,7 +113,7 @@ $node->safe_psql('installed', 'REASSIGN OWNED BY installer TO plain_heir; DROP O
 $node->safe_psql('postgres', 'DROP ROLE installer');
 upkeep('plain_heir', 'installed', $table);
 
-# whatever the owner's name is
+# with any name of the owner
 my $odd = q{o'$role$"x};
 $node->safe_psql('postgres', sprintf 'CREATE ROLE "%1$s" LOGIN; CREATE DATABASE odd OWNER "%1$s"', $odd =~ s/"/""/gr);
 is(attempt($odd, 'odd', 'CREATE EXTENSION idempotency'), '', 'a role with an odd name creates the extension');

@@ -480,6 +480,7 @@ with_attempt(Outbox *box, BlockLeases *leases, const Handed *handed,
 			if (lease != NULL)
 				rival = lease->rival;
 		}
+		/* the event or its lease is being changed: what comes of it decides */
 		if (TransactionIdIsValid(rival))
 		{
 			(void) ik_wait_for_xact(rival, DT_NOEND);
@@ -487,6 +488,7 @@ with_attempt(Outbox *box, BlockLeases *leases, const Handed *handed,
 			continue;
 		}
 
+		/* an attempt that is out is one more than the event has had */
 		if (event_attempt(event) + (lease != NULL) != handed->attempt ||
 			(lease == NULL && event_state(event) != EVENT_LAPSED && !given_back_too))
 			return false;
