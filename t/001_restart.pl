@@ -13,6 +13,8 @@ use Test::More;
 my $node = PostgreSQL::Test::Cluster->new('restart');
 $node->init;
 $node->append_conf('postgresql.conf', 'max_prepared_transactions = 10');
+# several keys are in work at once, also where hashes are short (test/collisions)
+$node->append_conf('postgresql.conf', 'idempotency.debug_hash_bits = 64') if $ENV{COLLISIONS};
 $node->start;
 ask_at(node => $node, role => 'app');
 $node->safe_psql(
