@@ -8,6 +8,7 @@ use strict;
 use warnings;
 
 use List::Util qw(max min);
+use Model::Hostile;
 
 my ($h, @wrong);
 my (%on_key);		# key => its operations, in the order in which they were sent
@@ -29,7 +30,8 @@ sub check
 	}
 	for my $op (grep { $_->{tx} } @{ $h->{ops} })
 	{
-		check_error($op) if $op->{error};
+		if ($op->{do} eq 'attack') { check_attack($op); }
+		elsif ($op->{error}) { check_error($op); }
 		check_commit($op) if $op->{do} =~ /^(commit|prepare)$/;
 	}
 	check_effects();
@@ -78,7 +80,7 @@ sub seen_by
 {
 	my ($op) = @_;
 	return $op->{ret} if $op->{tx}{level} eq 'READ COMMITTED';
-	my ($first) = grep { !$_->{error} && $_->{do} !~ /^(begin|savepoint|rollback_to|release_savepoint)$/ } @{ $op->{tx}{ops} };
+	my ($first) = grep { !$_->{error} && $_->{do} !~ /^(begin|savepoint|rollback_to|release_savepoint|attack)$/ } @{ $op->{tx}{ops} };
 	return $first ? $first->{ret} : $op->{ret};
 }
 
@@ -94,14 +96,33 @@ sub check_error
 {
 	my ($op) = @_;
 	my $state = $op->{error};
-	return if $state eq '57014' && $op->{cancelled};
-	return if $state eq '40P01' && $op->{do} ne 'begin';
-	return if $state eq '40001' && $op->{tx}{level} ne 'READ COMMITTED';
+	return if may_fail($op);
 	return if $op->{do} eq 'run' && $state eq $op->{raise} && (!$op->{record} || $state eq '40001');
 	return if index($states{ $op->{do} } // '', $state) >= 0;
 	# it would have been the claim of a transaction without a complete()
 	return if $op->{do} eq 'claim' && $op->{tx}{alone} && $state eq 'IK001' && !present($op, $op->{inv}) && !leased($op);
 	say_($op, "error $state under $op->{tx}{level}: $op->{message}");
+	return;
+}
+
+# Errors that any statement may meet.
+sub may_fail
+{
+	my ($op) = @_;
+	my $state = $op->{error};
+	return $state eq '57014' && $op->{cancelled} || $state eq '40P01' && $op->{do} ne 'begin'
+	  || $state eq '40001' && $op->{tx}{level} ne 'READ COMMITTED'
+	  # it may have used what cannot be prepared
+	  || $state eq '0A000' && $op->{do} eq 'prepare' && $op->{tx}{attacked};
+}
+
+# An attack was answered as the contract says.
+sub check_attack
+{
+	my ($op) = @_;
+	return if $op->{lost} || $op->{error} && may_fail($op);
+	my $wrong = Model::Hostile::judge($op, $h) // return;
+	say_($op, "attack $op->{what} $wrong, by $op->{sql}");
 	return;
 }
 
@@ -113,7 +134,8 @@ sub check_commit
 	my @open = grep { $op->{own}{$_}{open} } sort keys %{ $op->{own} };
 	my $state = $op->{error} // '';
 	say_($op, "committed with an open claim on @open") if @open && !$state;
-	say_($op, 'IK001 without an open claim') if !@open && $state eq 'IK001';
+	# an attack may have left one
+	say_($op, 'IK001 without an open claim') if !@open && $state eq 'IK001' && !$op->{tx}{attacked};
 	return;
 }
 

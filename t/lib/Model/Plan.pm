@@ -7,8 +7,11 @@ package Model::Plan;
 use strict;
 use warnings;
 
+use Model::Hostile;
+
 use constant {
 	SESSIONS => 8,
+	HOSTILE => 3,		# sessions that come after those (Hostile.pm)
 	KEYS => 4,			# 2 is short-lived, 3 is sometimes forgotten
 	LOCKS => 1,			# the names of locks follow those of the keys
 	ROWS => 2
@@ -45,14 +48,14 @@ sub make
 	{
 		if ($troubled && rand() < 0.03)
 		{
-			push @plan, { do => pick(qw(cancel cancel terminate)), victim => int rand SESSIONS };
+			push @plan, { do => pick(qw(cancel cancel terminate)), victim => int rand SESSIONS + HOSTILE };
 		}
 		elsif (rand() < 0.02) { push @plan, { do => 'resolve', which => int rand 8, commit => rand() < 0.6 }; }
 		elsif (rand() < 0.01) { push @plan, { do => 'purge' }; }
 		elsif (rand() < 0.005) { push @plan, { do => pick(qw(insight insight redefine spare regrant reattach_machine reattach_version reattach_fence rotate retire)) }; }
 
-		my $s = int rand SESSIONS;
-		$todo[$s] = [ transaction() ] unless $todo[$s] && @{ $todo[$s] };
+		my $s = rand() < 0.22 ? SESSIONS + int rand HOSTILE : int rand SESSIONS;
+		$todo[$s] = [ $s < SESSIONS ? transaction() : hostile_transaction() ] unless $todo[$s] && @{ $todo[$s] };
 		push @plan, { s => $s, calm => $calm && rand() < 0.8, %{ shift @{ $todo[$s] } } };
 	}
 	return \@plan;
@@ -72,6 +75,33 @@ sub transaction
 	}
 	push @steps, { do => pick(('commit') x 7, 'rollback', 'rollback', 'prepare') };
 	return @steps;
+}
+
+# What a hostile session does: it stays longer in its transactions, and does as
+# the others do, or worse.
+sub hostile_transaction
+{
+	return hostile_action(1) if rand() < 0.4;
+	my @steps = ({ do => 'begin', level => pick('READ COMMITTED', 'READ COMMITTED', 'READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE') });
+	for (0 .. rand 6)
+	{
+		my $apart = rand() < 0.7;
+		push @steps, { do => 'savepoint' } if $apart;
+		push @steps, hostile_action(0);
+		push @steps, { do => pick(qw(rollback_to rollback_to release_savepoint)), depth => -1 } if $apart;
+	}
+	push @steps, { do => pick(qw(commit commit commit rollback prepare)) };
+	return @steps;
+}
+
+sub hostile_action
+{
+	my ($alone) = @_;
+	# what is an administrator's is among the attacks
+	my @open = grep { /^(keys|leases|tokens|outbox)$/ } @areas;
+	my @steps = @open && rand() < 0.4 ? grep { $_->{do} !~ /^(forget|retry_parked|guarded)$/ } $areas{ pick(@open) }->($alone) : ();
+	return @steps if @steps;
+	return { do => 'attack', what => pick(Model::Hostile::names()), r => [ map { int rand 2**31 } 1 .. 8 ] };
 }
 
 # One thing that a session does; alone: outside a transaction block.

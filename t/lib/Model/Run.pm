@@ -1,5 +1,5 @@
-# Plays a plan on a server with one session for each of its sessions, from a
-# single process that waits for none of them, and records a history.
+# Plays a plan on a server with one session for each of its sessions, the hostile
+# ones included, from a single process that waits for none of them, and records a history.
 #
 # A history has OPERATIONS {n, s, do, sql, inv, ret, rows | error, tx, ...}, where
 # inv and ret are the microseconds at which the statement was sent and its answer
@@ -16,6 +16,7 @@ use warnings;
 
 use IO::Select;
 use List::Util qw(max);
+use Model::Hostile;
 use Model::Plan;
 use Model::Wire;
 use Time::HiRes;
@@ -33,6 +34,7 @@ my $h;				# the history that is being made
 my @connection;		# how to reach the server, for Model::Wire->connect
 my $control;
 my @sessions;
+my $fingerprint;	# what no attack may change
 
 # What an administrator does meanwhile, and nobody should notice.
 my $define = q{SELECT idempotency.define_machine('model', '{"initial": "NEW", "transitions": {
@@ -49,7 +51,8 @@ my %upkeep = (
 		SELECT idempotency.grant_usage('regress_model'); SELECT idempotency.grant_admin('regress_model'); COMMIT},
 	insight => q{SELECT (SELECT count(*) FROM idempotency.in_flight), (SELECT count(*) FROM idempotency.stats),
 		(SELECT count(*) FROM idempotency.parked_events), (SELECT count(*) FROM idempotency.holder('model', 'any')),
-		(SELECT count(*) FROM idempotency.off_graph('doc')), length(idempotency.machine_diagram('model'))});
+		(SELECT count(*) FROM idempotency.off_graph('doc')), (SELECT count(*) FROM idempotency.attachments),
+		(SELECT count(*) FROM idempotency.off_graph('regress_hostile.trap')), length(idempotency.machine_diagram('model'))});
 
 # The tables are in use, so this may come to nothing.
 my %guards = (machine => q{'doc', 'state'}, version => q{'ware', 'version'}, fence => q{'resource', 'fence'});
@@ -60,14 +63,19 @@ for my $kind (keys %guards)
 	  . "SELECT idempotency.attach_$kind($guards{$kind}$more); COMMIT";
 }
 
-# The objects that every history uses, for a superuser to make.
+# The roles, for a superuser to make once.
+sub role_sql
+{
+	return 'CREATE ROLE regress_model LOGIN;' . Model::Hostile::role_sql();
+}
+
+# The objects that every history uses, in each database of its own.
 sub setup_sql
 {
 	return qq{
 CREATE EXTENSION idempotency;
 $define;
 } . q{
-CREATE ROLE regress_model LOGIN;
 SELECT idempotency.grant_usage('regress_model');
 SELECT idempotency.grant_admin('regress_model');
 GRANT CREATE ON SCHEMA public TO regress_model;
@@ -101,15 +109,17 @@ BEGIN
 	END IF;
 	RETURN 'a' || n;
 END $$;
-};
+RESET ROLE;
+} . Model::Hostile::setup_sql();
 }
 
-# connect(host =>, port =>, superuser =>)
+# connect(host =>, port =>, superuser =>, dbname =>)
 sub connect
 {
 	my (%at) = @_;
-	@connection = (host => $at{host}, port => $at{port}, dbname => 'postgres');
+	@connection = (host => $at{host}, port => $at{port}, dbname => $at{dbname});
 	$control = Model::Wire->connect(@connection, user => $at{superuser}) or die "no connection\n";
+	Model::Hostile::know(sub { $control->ask($_[0]) });
 	return;
 }
 
@@ -131,9 +141,9 @@ sub play
 	{
 		$control->ask("INSERT INTO $table (id) VALUES " . join(', ', map { '(' . ($id + $_) . ')' } 0 .. Model::Plan::ROWS - 1));
 	}
-	for my $s (0 .. Model::Plan::SESSIONS - 1)
+	for my $s (0 .. Model::Plan::SESSIONS + Model::Plan::HOSTILE - 1)
 	{
-		$sessions[$s] = { n => $s, wire => $sessions[$s]{wire} // session(), queue => [] };
+		$sessions[$s] = { n => $s, wire => $sessions[$s]{wire} // session($s), queue => [] };
 	}
 
 	for my $step (@$plan)
@@ -159,7 +169,16 @@ sub play
 	return $h;
 }
 
-sub session { return Model::Wire->connect(@connection, user => 'regress_model') // die "no connection\n"; }
+sub session
+{
+	my ($n) = @_;
+	my $hostile = $n >= Model::Plan::SESSIONS;
+	my $wire = Model::Wire->connect(@connection, user => $hostile ? 'regress_hostile' : 'regress_model') // die "no connection\n";
+	# so that the library's settings are there to be set
+	$wire->ask("SELECT idempotency.lookup('hostile', 'x')") if $hostile;
+	return $wire;
+}
+
 sub now { return int(Time::HiRes::time() * 1e6); }
 sub wrong { push @{ $h->{wrong} }, join '', @_; return; }
 
@@ -219,6 +238,7 @@ sub feed
 		$op->{own} = { %{ $tx->{own} } };
 		push @{ $tx->{ops} }, $op;
 		push @{ $h->{ops} }, $op;
+		$tx->{attacked} = 1 if $op->{do} eq 'attack';
 		$session->{op} = $op;
 		$op->{inv} = now() - 1;
 		if ($op->{do} eq 'begin') { @$tx{qw(level begun)} = ($op->{level}, $op->{inv}); }
@@ -244,7 +264,7 @@ sub answered
 		elsif ($op && ($tx->{alone} || $op->{do} eq 'commit')) { outcome($tx, 'unknown', $at); }
 		elsif ($tx) { outcome($tx, 'aborted', $at); }
 		delete $session->{tx};
-		$session->{wire} = session();
+		$session->{wire} = session($session->{n});
 		return;
 	}
 	my $tx = $op->{tx};
@@ -309,7 +329,7 @@ sub statement
 		return uc $do if $do =~ /^(commit|rollback)$/;
 		if ($do eq 'prepare')
 		{
-			$op->{gid} = "model$n";
+			$op->{gid} = "$connection[-1] $n";
 			$tx->{gid} = $op->{gid};
 			push @{ $h->{prepared} }, $tx;
 			return "PREPARE TRANSACTION '$op->{gid}'";
@@ -322,6 +342,7 @@ sub statement
 		return "ROLLBACK TO s$op->{depth}";
 	}
 	return if $tx && $session->{failed};
+	return Model::Hostile::statement($op, $h, $tx) if $do eq 'attack';
 
 	my $effect = "INSERT INTO effect VALUES ($n); ";
 	my $wait = sql_text($op->{wait});
@@ -665,7 +686,7 @@ sub tally
 		UNION ALL SELECT 'resource', id, fence::text FROM resource});
 	$found->{items} = { map { $_->[0] => $_->[1] } @{ $control->ask('SELECT key, n FROM item') } };
 	$found->{log} = $control->ask(q{SELECT row_id #>> '{}', from_state, to_state, event FROM idempotency.transition_log
-		WHERE (row_id #>> '{}')::bigint > 0 ORDER BY id});
+		WHERE table_name = 'public.doc' AND (row_id #>> '{}')::bigint > 0 ORDER BY id});
 	$found->{inserted} = { map { $_->[0] => 1 } @{ $control->ask('SELECT n FROM doc WHERE id < 0') } };
 	$found->{off_graph} = $control->ask("SELECT count(*) FROM idempotency.off_graph('doc')")->[0][0];
 	my $keys = Model::Plan::KEYS - 1;
@@ -679,9 +700,15 @@ sub tally
 		$token->{looked}[1] = now() + 1;
 	}
 	drain($found);
-	$found->{locks} = $control->ask(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'})->[0][0];
+	$found->{locks} = $control->ask(q{SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+		WHERE locktype = 'advisory' AND datname = current_database()})->[0][0];
+	my $print = join ' ', @{ $control->ask(Model::Hostile::fingerprint_sql())->[0] };
+	$fingerprint //= $print;
+	wrong('an attack has left something: ', $print) if $print ne $fingerprint;
 	$found->{tally_inv} = now();
-	$control->ask('TRUNCATE effect, audit, doc, ware, resource, item, idempotency.transition_log');
+	my @tables = qw(effect audit doc ware resource item idempotency.transition_log);
+	# cheap, but they must not grow for ever
+	$control->ask($h->{round} % 25 ? join '; ', map { "DELETE FROM $_" } @tables : 'TRUNCATE ' . join ', ', @tables);
 	$h->{found} = $found;
 
 	# what became of transactions whose session died at COMMIT
