@@ -25,7 +25,7 @@ sub check
 	for my $op (@{ $h->{ops} })
 	{
 		next unless $op->{tx};
-		push @{ $on_key{ $op->{key} } }, $op if defined $op->{ttl};
+		push @{ $on_key{ $op->{key} } }, $op if defined $op->{key} && defined $op->{ttl};
 		push @{ $effects{ $op->{key} } }, $op if $op->{effect};
 	}
 	for my $op (grep { $_->{tx} } @{ $h->{ops} })

@@ -180,6 +180,7 @@ push @forbidden, map { ($_, "DO \$\$ BEGIN $_; END \$\$") } (
 	q{PERFORM pg_reload_conf()}, q{PERFORM pg_read_file('pg_hba.conf')}, q{COPY regress_hostile.keys FROM PROGRAM 'true'}, q{LOAD '/tmp/evil.so'});
 @forbidden = grep { !/^PERFORM/ } map { s/^DO \$\$ BEGIN (SET SESSION AUTHORIZATION)/DO \$\$ BEGIN $1/r } @forbidden;
 $state{$_} = '42501 58P01' for grep { /LOAD '/ } @forbidden;
+$state{$_} = '55P02' for grep { /ignore_system_indexes/ } @forbidden;
 # a member that is not there, or such a cast, is refused before the right is looked at
 $state{$_} = '42501 42P17 42P13 22023' for grep { /CREATE CAST|LANGUAGE sql|RETURNS int|ENUM|ADD TABLE|OR REPLACE/ } @forbidden;
 $state{$_} = '42501 42710' for grep { /RENAME TO mine|UPDATE TO/ } @forbidden;
@@ -207,8 +208,9 @@ sub know
 {
 	my ($ask) = @_;
 	@denied = map { $_->[0] } @{ $ask->(q{
-		SELECT format(CASE prokind WHEN 'p' THEN 'CALL' ELSE 'SELECT' END || ' idempotency.%I(%s)', proname, (SELECT string_agg('NULL::' || format_type(t, NULL), ', ' ORDER BY n) FROM unnest(proargtypes::oid[]) WITH ORDINALITY a(t, n)))
-		FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace AND NOT has_function_privilege('regress_hostile', oid, 'EXECUTE') AND prorettype <> 'trigger'::regtype
+		SELECT format('SELECT idempotency.%I(%s)', proname, (SELECT string_agg('NULL::' || format_type(t, NULL), ', ' ORDER BY n) FROM unnest(proargtypes::oid[]) WITH ORDINALITY a(t, n)))
+		FROM pg_proc WHERE pronamespace = 'idempotency'::regnamespace AND 'EXECUTE ON FUNCTION ' || oid::regprocedure NOT IN (SELECT idempotency.privileges_of('usage'))
+		  AND prokind = 'f' AND prorettype <> 'trigger'::regtype
 		  -- with NULL for its argument that would be NULL, before any right is asked for
 		  AND NOT (proisstrict AND pronargs > 0) ORDER BY 1}) };
 	die "what may the hostile role not call?\n" if @denied < 20;
@@ -266,7 +268,7 @@ sub denied
 	my ($op) = @_;
 	my $call = $op->{pick}->(@denied);
 	$op->{refused} = '42501';
-	return $op->{pick}->($call, $call, "DO \$\$ BEGIN " . ($call =~ s/^SELECT/PERFORM/r) . "; EXCEPTION WHEN raise_exception THEN NULL; END \$\$", "EXPLAIN ANALYZE $call") =~ s/^EXPLAIN ANALYZE CALL/CALL/r;
+	return $op->{pick}->($call, $call, "DO \$\$ BEGIN " . ($call =~ s/^SELECT/PERFORM/r) . "; EXCEPTION WHEN raise_exception THEN NULL; END \$\$", "EXPLAIN ANALYZE $call");
 }
 
 # A fence near one that was granted, or any.

@@ -46,9 +46,9 @@ sub make
 	my (@plan, @todo);
 	while (@plan < $length)
 	{
-		if ($troubled && rand() < 0.03)
+		if ($troubled && rand() < 0.02)
 		{
-			push @plan, { do => pick(qw(cancel cancel terminate)), victim => int rand SESSIONS + HOSTILE };
+			push @plan, { do => pick(qw(cancel cancel cancel cancel terminate)), victim => int rand SESSIONS + HOSTILE };
 		}
 		elsif (rand() < 0.02) { push @plan, { do => 'resolve', which => int rand 8, commit => rand() < 0.6 }; }
 		elsif (rand() < 0.01) { push @plan, { do => 'purge' }; }
