@@ -74,37 +74,29 @@ my @kinds = (qw(claim settle once run lookup lease extend checkpoint fenced_sett
 	consume check revoke emit take ack ack_all nack extend_event wait item commit rollback rollback_to prepare resolve cancel terminate purge),
 	'error IK001', 'error IK002', 'error IK003', map { "attack $_" } Model::Hostile::names());
 my ($begin, $took, $histories, $done, %did, @wrong) = (time, 0, 0, 0);
-my $told = $begin;
+my $shown = $begin;
 my $enough = $node->basedir . '/enough';
+my %told;		# what a job has written, by its file descriptor
 my %running = map { fileno($_) => $_ } map { start($_) } 0 .. $jobs - 1;
 while (%running)
 {
 	for my $from (IO::Select->new(values %running)->can_read(1))
 	{
-		my $line = <$from>;
-		if (!defined $line)
+		my $fd = fileno $from;
+		if (sysread $from, $told{$fd}, 65536, length($told{$fd} // ''))
 		{
-			delete $running{ fileno $from };
-			close $from or push @wrong, 'a process of the test ended with an error';
+			hear($1) while $told{$fd} =~ s/^(.*)\n//;
 			next;
 		}
-		chomp $line;
-		my ($what, @counts) = split /\t/, $line;
-		if ($what eq 'wrong') { push @wrong, @counts; next; }
-		$histories++;
-		for (@counts)
-		{
-			my ($kind, $n) = /(.*)=(\d+)/;
-			$did{$kind} += $n;
-			$done += $n if $kind !~ /^error /;
-		}
-		$took = time - $begin;
+		delete $running{$fd};
+		close $from or push @wrong, 'a process of the test ended with an error';
 	}
+	$took = time - $begin;
 	my $over = @wrong || ($operations ? $done >= $operations
 		: time >= $begin + $seconds && !(grep { !$did{$_} } @kinds) || time > $begin + 10 * $seconds + 60);
 	append_to_file($enough, '') if $over;
-	next if time < $told + 60;
-	$told = time;
+	next if time < $shown + 60;
+	$shown = time;
 	note sprintf '%s: %d operations in %d histories, %d of them attacks', scalar localtime, $done, $histories, attacks();
 }
 
@@ -120,6 +112,21 @@ $node->stop;
 is(join('', grep { /TRAP|PANIC|terminated by signal| (?:P0666|XX\w{3}) |WARNING: (?!.*is not a PostgreSQL)/ } split /^/, slurp_file($node->logfile)),
 	'', 'no warning in the server\'s log');
 done_testing();
+
+# What a job tells in a line.
+sub hear
+{
+	my ($what, @counts) = split /\t/, $_[0];
+	if ($what eq 'wrong') { push @wrong, @counts; return; }
+	$histories++;
+	for (@counts)
+	{
+		my ($kind, $n) = /(.*)=(\d+)/;
+		$did{$kind} += $n;
+		$done += $n if $kind !~ /^error /;
+	}
+	return;
+}
 
 sub attacks
 {

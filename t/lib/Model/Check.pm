@@ -532,7 +532,7 @@ sub check_rows
 			my $expected = $moved && committed($op);
 			say_($op, $expected ? 'was told that it moved the row, but did not' : 'moved the row without a word') if !!$link{ $op->{n} } != !!$expected;
 		}
-		check_outcome($op, $chain{ $op->{do} =~ /edit|set_row/ ? 'ware' : $op->{do} eq 'guarded' ? 'resource' : 'doc' }{ $op->{row} } // []);
+		check_outcome($op, $chain{ table_of($op) }{ $op->{row} } // []);
 	}
 
 	# the history of the machine: each move, in its order, with its event
@@ -626,6 +626,9 @@ sub values_at_work
 	return @values, map { $_->{new} } own_moves($op);
 }
 
+# The table whose row it is about.
+sub table_of { return $_[0]{do} =~ /^(edit|set_row)$/ ? 'ware' : $_[0]{do} eq 'guarded' ? 'resource' : 'doc'; }
+
 # What the operation's own transaction did to the row, committed or not.
 sub own_moves
 {
@@ -635,7 +638,7 @@ sub own_moves
 	{
 		my $answer = $before->{rows}[0];
 		next if $before->{inv} >= $op->{inv} || $before->{error} || ($before->{undone} // 9e18) < $op->{inv};
-		next if ($before->{row} // 0) != $op->{row} || $answer && $answer->[1] ne 't';
+		next if ($before->{row} // 0) != $op->{row} || table_of($before) ne table_of($op) || $answer && $answer->[1] ne 't';
 		my $new = { edit => $answer->[2], set_row => $answer->[2], move => $answer->[3], fire => $answer->[3],
 			set_state => $before->{to}, guarded => $before->{fence} }->{ $before->{do} };
 		push @moves, { op => $before, new => $new } if defined $new;
