@@ -36,7 +36,8 @@ $node->append_conf('postgresql.conf', q{
 max_connections = 30
 max_prepared_transactions = 20
 deadlock_timeout = 10ms
-statement_timeout = 60s
+# longer than calls wait for one another in a row, 30 s each
+statement_timeout = 5min
 autovacuum_naptime = 1s
 restart_after_crash = off
 log_min_messages = warning

@@ -255,7 +255,7 @@ sub check_key
 	my @ops = @{ $on_key{$key} };
 	for my $op (@ops)
 	{
-		next if $op->{lost};
+		next if $op->{lost} || $op->{do} eq 'attack';
 		if ($op->{error})
 		{
 			check_refusal($op);

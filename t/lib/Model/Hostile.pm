@@ -235,7 +235,8 @@ sub fingerprint_sql
 
 my %attacks = (
 	forbidden => \&forbidden, denied => \&denied, fence => \&fence, event => \&event, token => \&token,
-	neighbour => \&neighbour, by_hand => \&by_hand, own => \&own, wild => \&wild, form => \&form);
+	neighbour => \&neighbour, by_hand => \&by_hand, own => \&own, wild => \&wild, form => \&form,
+	touch => \&touch);
 
 # Their names, for a plan to choose from.
 sub names { return sort keys %attacks; }
@@ -418,6 +419,30 @@ sub form
 		"DO \$\$ BEGIN PERFORM $claim; COMMIT; END \$\$", "DO \$\$ BEGIN FOR i IN 1 .. 3 LOOP BEGIN PERFORM idempotency.claim('hostile', 'f$n ' || i); RAISE 'x'; EXCEPTION WHEN OTHERS THEN ROLLBACK; END; END LOOP; END \$\$",
 		"SELECT pg_advisory_unlock_all()", "SELECT count(pg_try_advisory_xact_lock((classid::bigint << 32) | objid::bigint)), count(pg_try_advisory_xact_lock_shared((classid::bigint << 32) | objid::bigint)) FROM pg_locks WHERE locktype::text OPERATOR(pg_catalog.=) 'advisory'",
 		'DISCARD PLANS', 'DISCARD TEMP', 'DISCARD SEQUENCES', 'DEALLOCATE ALL', 'CLOSE ALL', 'SET CONSTRAINTS ALL IMMEDIATE', 'UNLISTEN *', 'NOTIFY idempotency', "PREPARE p$n AS SELECT 1; EXECUTE p$n; DEALLOCATE p$n");
+}
+
+# The keys and events of others, under settings of its own, and all undone within
+# the statement.  Somebody may have to wait for it meanwhile, so the key is noted.
+sub touch
+{
+	my ($op, $h, $tx) = @_;
+	my $key = "r$h->{round}k" . $op->{pick}->(0 .. 3);
+	@$op{qw(key ttl)} = ($key, 20_000);
+	$op->{may} = 'IK001 IK002 IK006 22012 57014 55P03 0A000';
+	my $claim = $op->{pick}->("idempotency.claim('model', '$key', wait => '0')", "idempotency.claim('model', '$key', '{\"r\": 0}', '20 ms', '5 ms')", "idempotency.lease('model', '$key', '1 hour', wait => '0')",
+		"idempotency.once('model', '$key')", "idempotency.acquire_lock('r$h->{round}k4', '1 hour')", "idempotency.take('r$h->{round}', 10, '1 hour')", "idempotency.emit('r$h->{round}', '{\"n\": -1}', 'k0')");
+	# what was written under it is gone with it
+	my $undo = 'ROLLBACK TO hostile; RELEASE hostile';
+	return $op->{pick}->(
+		"DO \$\$ BEGIN PERFORM $claim; RAISE division_by_zero; EXCEPTION WHEN OTHERS THEN NULL; END \$\$",
+		"DO \$\$ BEGIN BEGIN PERFORM $claim; EXCEPTION WHEN no_data_found THEN NULL; END; RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN NULL; END \$\$",
+		"DO \$\$ BEGIN FOR i IN 1 .. 3 LOOP BEGIN PERFORM $claim; PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END; END LOOP; END \$\$") unless $tx;
+	return 'SAVEPOINT hostile; ' . $op->{pick}->(
+		"EXPLAIN (ANALYZE, COSTS off) SELECT * FROM $claim", "SET LOCAL statement_timeout = '2 ms'; SELECT $claim, pg_sleep(0.001)", "SET LOCAL lock_timeout = '1 ms'; SELECT $claim",
+		"DECLARE hostile CURSOR FOR SELECT $claim FROM generate_series(1, 3); FETCH 1 FROM hostile", "DECLARE hostile CURSOR WITH HOLD FOR SELECT $claim",
+		"SET LOCAL row_security = off; SET LOCAL search_path = ''; SET LOCAL bytea_output = 'escape'; SET LOCAL standard_conforming_strings = off; SET LOCAL IntervalStyle = 'sql_standard'; SET LOCAL TimeZone = 'Asia/Kathmandu'; SELECT $claim",
+		"SET LOCAL enable_indexscan = off; SET LOCAL enable_seqscan = off; SET LOCAL idempotency.default_wait = 0; SET LOCAL work_mem = '64 kB'; SELECT $claim",
+		"COPY (SELECT $claim) TO STDOUT", "SAVEPOINT hostile_too; SELECT $claim; RELEASE hostile_too", "PREPARE touch$op->{n} AS SELECT $claim; EXECUTE touch$op->{n}; DEALLOCATE touch$op->{n}") . "; $undo";
 }
 
 # What is wrong with how an attack was answered, or undef.

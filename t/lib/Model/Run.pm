@@ -587,6 +587,8 @@ sub learn
 	elsif ($do eq 'extend_event') { $op->{extended} = defined $first; }
 	elsif ($do eq 'take') { push @{ $h->{taken} }, map { { s => $op->{s}, event => $_->[0], attempt => $_->[1] } } @{ $op->{rows} }; }
 	elsif ($do eq 'item') { $op->{got} = $first eq 't'; }
+	# it has undone what it did
+	elsif ($do eq 'attack') { $op->{freed} = $op->{ret}; }
 	return;
 }
 
