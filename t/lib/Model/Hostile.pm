@@ -109,7 +109,7 @@ BEGIN
 	CASE (request ->> 'what')::integer
 		WHEN 0 THEN PERFORM idempotency.claim('hostile', key, wait => '0'), idempotency.complete('hostile', key, 'mine');
 		WHEN 1 THEN PERFORM idempotency.release('hostile', key);
-		WHEN 2 THEN PERFORM set_config('search_path', 'regress_hostile', true), set_config('row_security', 'off', true), set_config('statement_timeout', '1h', true);
+		WHEN 2 THEN PERFORM set_config('search_path', 'regress_hostile, public, pg_temp', true), set_config('row_security', 'off', true), set_config('statement_timeout', '1h', true);
 		WHEN 3 THEN PERFORM set_config('session_replication_role', 'replica', true);
 		WHEN 4 THEN PERFORM set_config('idempotency.max_ttl', '1', false);
 		WHEN 5 THEN PERFORM set_config('role', 'regress_model', true);
