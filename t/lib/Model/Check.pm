@@ -327,7 +327,9 @@ sub check_answer
 	{
 		my $e = $own->{answer};
 		return if $status eq 'once_false' || $status eq 'mismatch' && mismatch($op);
-		return if $status =~ /^(claimed|absent)$/ && $op->{ret} >= $e->{inv} + $e->{ttl};
+		# once it has run out, somebody else may be at the key
+		return if $op->{ret} >= $e->{inv} + $e->{ttl}
+		  && ($status =~ /^(claimed|absent)$/ || $status eq 'in_progress' && (!$h->{exact} || busy($op)));
 		say_($op, "$status, not this transaction's own answer of operation $e->{n}") unless is_answer($e, $status, $response, $message);
 		return;
 	}
