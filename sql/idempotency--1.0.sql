@@ -701,7 +701,7 @@ COMMENT ON FUNCTION idempotency.emit_batch(text, jsonb[], text[], interval) IS '
 CREATE FUNCTION idempotency.take(topic text, max bigint DEFAULT 100, lease interval DEFAULT '30 s')
 RETURNS TABLE (id bigint, attempt bigint, key text, payload jsonb, emitted_at timestamptz)
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'idempotency_take';
-COMMENT ON FUNCTION idempotency.take(text, bigint, interval) IS 'hands out up to max due events of a topic until the lease ends; commit before you act on them; errors: 22004, 22008, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.take(text, bigint, interval) IS 'hands out up to max due events of a topic until the lease ends; commit before you act on them; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.ack(id bigint, attempt bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';

@@ -16,7 +16,7 @@ static bool pass_on_locked(Outbox *box, Datum topic, Datum key, int64 but,
 						   TransactionId *rival);
 static bool give_new_place(Outbox *box, TransactionId rival);
 static bool needs_place(TupleTableSlot *head, int64 but);
-static void wait_for_change(TransactionId rival);
+static void wait_for_change(Outbox *box, TransactionId rival);
 static bool take_event_apart(Outbox *box, BlockLeases *leases, int64 id,
 							 int64 taken, TopicSettings *settings);
 
@@ -44,7 +44,7 @@ ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out, int64 but)
 	{
 		ik_drop_note(box, event);
 		while (!pass_on(box, topic, key, but, &rival))
-			wait_for_change(rival);
+			wait_for_change(box, rival);
 	}
 	else
 	{
@@ -62,7 +62,7 @@ ik_end_turn(Outbox *box, TupleTableSlot *event, bool was_out, int64 but)
 				pass_on_locked(box, topic, key, but, &rival);
 			ik_unlock(lock);
 			if (!done)
-				wait_for_change(rival);
+				wait_for_change(box, rival);
 		} while (!done);
 	}
 }
@@ -189,15 +189,18 @@ give_new_place(Outbox *box, TransactionId rival)
 	return ik_write_event(box, head);
 }
 
-/* Somebody is changing a row: wait for that, or, if it was locked, a while. */
+/*
+ * Somebody is changing a row: wait for that.  If nobody is, the head was locked,
+ * perhaps by who waits for us: so we wait in PostgreSQL's queue, which sees that.
+ */
 static void
-wait_for_change(TransactionId rival)
+wait_for_change(Outbox *box, TransactionId rival)
 {
 	CHECK_FOR_INTERRUPTS();
 	if (TransactionIdIsValid(rival))
 		(void) ik_wait_for_xact(rival, DT_NOEND);
 	else
-		pg_usleep(1000);
+		(void) ik_lock_found_row(&box->events, box->head, true);
 }
 
 static bool
