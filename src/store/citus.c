@@ -496,6 +496,9 @@ learn(void)
 		if (OidIsValid(cluster.relids[0]))
 			learn_shape();
 		cluster.known = !cluster.stale;
+		/* a look at any catalog sets it then: what was read is for this call */
+		if (debug_discard_caches > 0)
+			break;
 	}
 }
 
