@@ -178,7 +178,7 @@ SELECT idempotency.release('until', 'r', :f22), idempotency.extend('until', 'r',
 SELECT idempotency.extend('until', 'never', :f22, '1 h');
 
 -- many keys in one statement, one of them twice
-SELECT i, l.status, l.attempt FROM (VALUES (1, 'm1'), (2, 'm2'), (3, 'm1')) v(i, k), LATERAL idempotency.lease('many', k, '1 min') l ORDER BY i;
+SELECT i, l.status, l.attempt FROM (VALUES (1, 'm1'), (2, 'm2'), (3, 'm1')) v(i, k), LATERAL idempotency.lease('many', k, '1 h') l ORDER BY i;
 
 -- locks
 SELECT idempotency.acquire_lock('job', '1 min') AS fl \gset
@@ -189,7 +189,7 @@ SELECT idempotency.release_lock('job', :fl - 1);
 SELECT idempotency.release_lock('job', :fl), idempotency.release_lock('job', :fl), idempotency.release_lock('nosuch', 1);
 SELECT idempotency.renew_lock('job', :fl, '1 h');
 SELECT idempotency.acquire_lock('job', '0') > :fl AS higher;
-SELECT idempotency.acquire_lock('job', '1 min') > :fl AS higher_again;
+SELECT idempotency.acquire_lock('job', '1 h') > :fl AS higher_again;
 
 -- bad input
 SELECT idempotency.lease('s', 'k', NULL);
