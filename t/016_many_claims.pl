@@ -27,22 +27,21 @@ EXCEPTION WHEN division_by_zero THEN
 END $$;
 });
 
-# Microseconds for each of so many calls, at best.
+# Microseconds of the server's own time for each of so many calls, at best.
 sub cost
 {
 	my ($many, $call, $before) = @_;
-	my $each = sub { "count($_[0]) FROM generate_series(1, $many) n" };
-	$before = $before ? 'SELECT ' . $each->($before) : 'SELECT 1';
+	my $each = sub { "SELECT count($_[0]) FROM generate_series(1, $many) n;" };
+	$before = $before ? $each->($before) : '';
 	my @took = map {
-		my $out = $node->safe_psql('postgres', qq{
+		my (undef, undef, $told) = $node->psql('postgres', qq{
+			SET client_min_messages = log;
 			BEGIN;
-			$before;
-			SELECT clock_timestamp() AS began \\gset
-			SELECT @{[ $each->($call) ]};
-			SELECT 'took', extract(epoch FROM clock_timestamp() - :'began') * 1e6;
-			ROLLBACK;});
-		$out =~ /took\|(.*)/;
-		$1 / $many;
+			$before
+			SET log_statement_stats = on;
+			@{[ $each->($call) ]}}, on_error_die => 1);
+		my ($user, $system) = $told =~ /([\d.]+) s user, ([\d.]+) s system/ or die $told;
+		($user + $system) * 1e6 / $many;
 	} 1 .. 3;
 	return (sort { $a <=> $b } @took)[0];
 }
