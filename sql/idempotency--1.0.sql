@@ -1392,6 +1392,17 @@ CREATE FUNCTION idempotency.at_home(
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_at_home';
 COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope; errors: 22004, 22023, 22P02, 42601, 42602, 42883, 55000, the function''s';
 
+CREATE FUNCTION idempotency.at_home(
+  token        uuid,
+  call         text,
+  arguments    text[],
+  default_wait integer,
+  lock_timeout integer,
+  read_only    boolean
+) RETURNS text[]
+LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_at_home_of_token';
+COMMENT ON FUNCTION idempotency.at_home(uuid, text, text[], integer, integer, boolean) IS 'internal: the same to the node of a token''s mark, by the token''s id; errors: 22004, 22023, 22P02, 42601, 42602, 42883, 55000, the function''s';
+
 CREATE FUNCTION idempotency.spread_lock_scope(name text) RETURNS text
 LANGUAGE c STRICT IMMUTABLE AS 'MODULE_PATHNAME', 'idempotency_spread_lock_scope';
 COMMENT ON FUNCTION idempotency.spread_lock_scope(text) IS 'internal: the scope of a lock where the keys are distributed';
@@ -1414,12 +1425,24 @@ BEGIN
     PERFORM create_distributed_function(
       'idempotency.at_home(text, text, text[], integer, integer, boolean)', 'scope',
       colocate_with => 'idempotency.keys', force_delegation => true);
+    DROP TRIGGER changed ON idempotency.token_keys;
+    PERFORM create_distributed_table('idempotency.used_tokens', 'id', colocate_with => 'none');
+    PERFORM create_distributed_function(
+      'idempotency.at_home(uuid, text, text[], integer, integer, boolean)', 'token',
+      colocate_with => 'idempotency.used_tokens', force_delegation => true);
+    PERFORM create_reference_table('idempotency.token_keys'), create_reference_table('idempotency.token_generations');
+    PERFORM truncate_local_data_after_distributing_table(t::regclass)
+    FROM unnest('{idempotency.used_tokens, idempotency.token_keys, idempotency.token_generations}'::text[]) t;
   ELSIF colocate_with IS NOT NULL THEN
     RAISE object_not_in_prerequisite_state USING MESSAGE = 'keys are distributed already',
-      HINT = 'Call distribute() without an argument to repeat the grants on every node.';
+      HINT = 'Call distribute() without an argument for what it gives to every node.';
   END IF;
   IF (SELECT groupid = 0 FROM pg_dist_local_group) THEN
     PERFORM idempotency.share_secrets();
+    -- the copies; a superuser's, as of Citus
+    IF has_function_privilege('replicate_reference_tables(citus.shard_transfer_mode)', 'EXECUTE') THEN
+      PERFORM replicate_reference_tables('block_writes');
+    END IF;
   END IF;
 END
 $$;
@@ -1448,6 +1471,32 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idempotency.share_secrets() IS 'internal: has the workers of a Citus cluster use the secrets of the coordinator; errors: 42883, 55000';
+
+-- What guards the rows of a distributed table looks its machine up on their node.
+CREATE FUNCTION idempotency.share_machines() RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  failure text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM idempotency.machines) OR (SELECT groupid <> 0 FROM pg_dist_local_group) THEN
+    RETURN;
+  END IF;
+  SELECT r.result INTO failure
+  FROM run_command_on_workers((
+    SELECT format('DO %L', format('BEGIN %s END',
+      string_agg(format('PERFORM idempotency.define_machine(%L, %L, %L);', name, definition, cyclic), ' ' ORDER BY name)))
+    FROM idempotency.machines)) r
+  WHERE NOT r.success
+  LIMIT 1;
+  IF failure IS NOT NULL THEN
+    RAISE 'machines could not be defined on every node'
+      USING ERRCODE = '55000', DETAIL = failure, HINT = 'Call this again when all nodes answer.';
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.share_machines() IS 'internal: has the workers of a Citus cluster define the machines of the coordinator; errors: 42883, 42P01, 55000';
 
 CREATE FUNCTION idempotency.grants() RETURNS SETOF text
 LANGUAGE sql
@@ -1480,8 +1529,26 @@ BEGIN ATOMIC
   SELECT idempotency.lock_privileges();
   SELECT idempotency.distribute_keys(colocate_with);
   SELECT idempotency.run_everywhere(ARRAY(SELECT idempotency.grants()));
+  SELECT idempotency.share_machines();
 END;
-COMMENT ON FUNCTION idempotency.distribute(regclass) IS 'on the coordinator of a Citus cluster: distributes the keys by scope, with or without a table to be colocated with, and repeats the grants on every node, also those added since; errors: 0A000, 55000, Citus'' own';
+COMMENT ON FUNCTION idempotency.distribute(regclass) IS 'on the coordinator of a Citus cluster: distributes the keys by scope, with or without a table to be colocated with, and the tokens, and gives every node, also those added since, the grants and the machines; errors: 0A000, 55000, Citus'' own';
+
+-- A node that was added has secrets of its own until it is given ours.
+CREATE FUNCTION idempotency.reach_new_nodes() RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  ids CONSTANT text := 'SELECT string_agg(id::text, '' '' ORDER BY id) FROM idempotency.secrets';
+  ours text;
+BEGIN
+  EXECUTE ids INTO ours;
+  IF EXISTS (SELECT FROM run_command_on_workers(ids) WHERE success AND result IS DISTINCT FROM ours) THEN
+    PERFORM idempotency.distribute();
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION idempotency.reach_new_nodes() IS 'internal: what the purge worker calls on the coordinator of a Citus cluster: distribute(), if a node has not had it; errors: 0A000, 42883, 55000';
 
 -- A function that does something costs more than any condition that stands
 -- beside it: so the planner asks the others first, and nothing is done for rows

@@ -1,7 +1,7 @@
-# Keys on a Citus cluster: a coordinator and two workers, one added later, on
-# 127.0.0.1.  Before distribute() every node refuses; after it, one key is
-# granted once, by any nodes and in any form of a call, while shards move and
-# split, backends die, and transactions fail.
+# Keys and tokens on a Citus cluster: a coordinator and two workers, one added
+# later, on 127.0.0.1.  Before distribute() every node refuses; after it, one key is
+# granted once and one token consumed once, by any nodes and in any form of a
+# call, while shards move and split, backends die, and transactions fail.
 #
 # Skipped unless Citus is installed in the server under test.
 #
@@ -147,6 +147,8 @@ sub move
 # ---------------------------------------------------------------------------
 
 query($coordinator, 'CREATE EXTENSION idempotency');
+my @early = split /\n/, query($coordinator, "SELECT idempotency.issue_token('early', 'p', '1 day') FROM generate_series(1, 3)");
+query($coordinator, "SELECT idempotency.consume_token('$early[0]', 'early', 'p')");
 is(query($coordinator, "SELECT idempotency.once('early', 'k'), idempotency.acquire_lock('early', '1 h') IS NOT NULL"),
 	't|t', 'a coordinator without workers is a server like others');
 query($coordinator, qq{SELECT FROM (SELECT i, idempotency.claim('early' || i, 'r', '{"a": 1}') FROM generate_series(1, 8) i) c,
@@ -165,8 +167,8 @@ my %refused = (
 	"extend('s', 'k', 1, '1 s')" => '55000', "checkpoint('s', 'k', 1, 'c')" => '55000',
 	"acquire_lock('n', '1 s')" => '55000', "renew_lock('n', 1, '1 s')" => '55000',
 	"release_lock('n', 1)" => '55000', "purge()" => '55000', "holder('s', 'k')" => '55000',
-	"issue_token('a', 'b')" => '0A000', "revoke_tokens('a', 'b')" => '0A000',
-	"rotate_token_key()" => '0A000', "emit('t', '{}')" => '0A000', "take('t')" => '0A000',
+	"issue_token('a', 'b')" => '55000', "revoke_tokens('a', 'b')" => '55000',
+	"rotate_token_key()" => '55000', "emit('t', '{}')" => '0A000', "take('t')" => '0A000',
 	"ack(1, 1)" => '0A000', "nack(1, 1)" => '0A000', "retry_parked('t')" => '0A000');
 
 sub refusals
@@ -223,7 +225,7 @@ is($early->query("SELECT idempotency.acquire_lock('early', '1 h')"), '', 'and th
 $early->quit;
 is(sqlstate($coordinator, "SELECT idempotency.distribute('biz')"), '55000', 'distributed once');
 query($coordinator, 'SELECT idempotency.distribute()');
-refusals('tokens and the outbox', qr/0A000/);
+refusals('the outbox', qr/0A000/);
 is(query($_, qq{SELECT string_agg(DISTINCT (idempotency.claim('early' || i, 'r', '{"a": 2}')).status, ' ') FROM generate_series(1, 8) i}),
 	'mismatch', 'requests of before are compared') for @nodes[ 0 .. 2 ];
 is(query($coordinator, q{SELECT bool_and(success AND result = 't') FROM run_command_on_all_nodes(
@@ -287,6 +289,177 @@ is(query($coordinator, q{SELECT count(*) FROM run_command_on_workers(
 	my $fence = query($one, "SELECT idempotency.acquire_lock('mine', '1 h')");
 	is(query($two, "SELECT idempotency.renew_lock('mine', $fence, '2 h') > now() + '110 min'"), 't', 'renewed elsewhere');
 	is(query($coordinator, "SELECT idempotency.release_lock('mine', $fence)"), 't', 'given back elsewhere');
+}
+
+# ---------------------------------------------------------------------------
+# tokens: one signing key, one mark, one generation
+# ---------------------------------------------------------------------------
+
+sub issue
+{
+	my ($node, $subject) = @_;
+	return role_query($node, 'app', "SELECT idempotency.issue_token('$subject', 'p', '1 h', '{\"n\": 1}')");
+}
+sub check { return role_query($_[0], 'app', "SELECT status FROM idempotency.check_token('$_[1]', '$_[2]', 'p')"); }
+sub consume { return role_query($_[0], 'app', "SELECT status FROM idempotency.consume_token('$_[1]', '$_[2]', 'p', '0')"); }
+
+# what every node says of each token; once, if they agree
+sub everywhere
+{
+	my ($subject, @tokens) = @_;
+	my @at = @nodes[ 0 .. 2 ];
+	my %answers = map { my $node = $_; join(' ', map { check($node, $_, $subject) } @tokens) => 1 } @at;
+	return join ' | ', sort keys %answers;
+}
+
+# what the copies on the nodes have in them; once, if it is the same
+sub copies
+{
+	my ($table, $columns) = @_;
+	return query($coordinator, qq{SELECT count(DISTINCT result), count(*) FROM run_command_on_placements('idempotency.$table',
+		\$\$SELECT coalesce(string_agg(concat_ws(',', $columns), ' ' ORDER BY $columns), '') FROM %s\$\$)});
+}
+is(everywhere('early', @early[ 0, 1 ]), 'used valid', 'tokens of before are known everywhere');
+for my $n (0 .. 2)
+{
+	my $token = issue($nodes[$n], 'one');
+	is(everywhere('one', $token), 'valid', "issued on node $n, valid on all");
+	is(everywhere('other', $token), 'invalid', 'for its subject');
+	is(everywhere('one', $token =~ s/...$/AAA/r), 'invalid', 'forged');
+	is(join(' ', map { consume($nodes[ ($n + $_) % 3 ], $token, 'one') } 1 .. 3), 'consumed used used', 'consumed once');
+	is(role_query($nodes[$n], 'app', "SELECT payload, consumed_at > issued_at, length(id) FROM idempotency.check_token('$token', 'one', 'p')"), '{"n": 1}|t|22', 'with all that it has');
+
+	$token = issue($nodes[$n], 'one');
+	is(join(' ', map { role_query($nodes[ ($n + $_) % 3 ], 'app', "SELECT idempotency.revoke_token('$token', 'one', 'p')") } 1 .. 3), 't f f', 'revoked by itself');
+	is(everywhere('one', $token), 'revoked', 'everywhere');
+
+	my ($old, $kept) = (issue($nodes[ ($n + 1) % 3 ], "all$n"), issue($nodes[$n], 'one'));
+	for my $m (0 .. 2)
+	{
+		like(role_query($nodes[$m], 'app', "SELECT idempotency.revoke_tokens('all$n', 'p')"), qr/^\d{4}-/, 'all revoked');
+		is(everywhere("all$n", $old, my $new = issue($nodes[ ($m + 1) % 3 ], "all$n")), 'revoked valid', "on node $m, those of before");
+		$old = $new;
+	}
+	is(everywhere('one', $kept), 'valid', 'of that subject');
+}
+is(copies('token_generations', 'subject, purpose, generation, raised_at'), '1|3', 'the same generations on all nodes');
+
+# a rotation, by any node
+is(sqlstate($one, 'SELECT idempotency.rotate_token_key()', role => 'app'), '42501', 'an application rotates nothing');
+for my $n (0 .. 2)
+{
+	my $old = issue($nodes[ ($n + 1) % 3 ], 'one');
+	like(query($nodes[$n], 'SELECT idempotency.rotate_token_key()'), qr/^\d{4}-/, "rotated on node $n");
+	is(everywhere('one', $old, map { issue($_, 'one') } @nodes[ 0 .. 2 ]), 'valid valid valid valid', 'tokens of both keys are good');
+	is(copies('token_keys', 'id, created_at, rotated_at, secret, system, database'), '1|3', 'the same keys on all nodes');
+}
+{
+	my @old = map { issue($_, 'one') } @nodes[ 0 .. 2 ];
+	my ($rotator, $consumer) = (session($two), session($one));
+
+	$rotator->query("BEGIN; SELECT idempotency.rotate_token_key(retire => true)");
+	my $unborn = $rotator->query("SELECT idempotency.issue_token('one', 'p', '1 h')");
+	is(everywhere('one', $old[0]), 'valid', 'retired in an open transaction');
+	is(consume($_, $old[0], 'one'), 'busy', 'nobody knows yet') for @nodes[ 0 .. 2 ];
+	$rotator->query('ROLLBACK');
+	is(everywhere('one', @old, $unborn), 'valid valid valid invalid', 'not retired');
+	$rotator->query("BEGIN; SELECT idempotency.rotate_token_key(retire => true)");
+	start($consumer, "SELECT status FROM idempotency.consume_token('$old[0]', 'one', 'p');");
+	sleep 0.3;
+	$rotator->query('COMMIT');
+	like((finish($consumer))[0], qr/^invalid/m, 'who waited for the end of it');
+	is(everywhere('one', @old, map { issue($_, 'one') } @nodes[ 0 .. 2 ]), 'invalid invalid invalid valid valid valid', 'retired everywhere');
+	is(copies('token_keys', 'id, created_at, rotated_at, secret, system, database'), '1|3', 'the same key on all nodes');
+	$_->quit for $rotator, $consumer;
+}
+
+# two rotations at once
+{
+	my ($a, $b) = (session($one), session($two));
+	$a->query('BEGIN; SELECT idempotency.rotate_token_key()');
+	start($b, 'SELECT idempotency.rotate_token_key();');
+	sleep 0.3;
+	$a->query('COMMIT');
+	finish($b);
+	is(query($coordinator, 'SELECT count(*) FILTER (WHERE rotated_at IS NULL), count(*) FROM idempotency.token_keys'), '1|3', 'one after the other');
+	is(copies('token_keys', 'id, created_at, rotated_at, secret, system, database'), '1|3', 'the same on all nodes');
+	$_->quit for $a, $b;
+}
+
+# a two-phase commit that is cut off before the last node
+sub cut_off
+{
+	my ($table, $values) = @_;
+	my $shard = query($coordinator, "SELECT shardid FROM pg_dist_shard WHERE logicalrelid = 'idempotency.$table'::regclass");
+	query($_, "INSERT INTO idempotency.${table}_$shard $values") for $coordinator, $one;
+	query($two, "BEGIN; INSERT INTO idempotency.${table}_$shard $values; PREPARE TRANSACTION 'cut off'");
+}
+{
+	my $now = query($coordinator, 'SELECT clock_timestamp()');
+	cut_off('token_keys', "(id, created_at, secret, system, database) VALUES (42, '$now', sha256('secret'), 1, 2)");
+	is(everywhere('one', map { issue($_, 'one') } @nodes[ 0 .. 2 ]), 'valid valid valid', 'tokens of a key that is not committed on all nodes');
+	query($two, "COMMIT PREPARED 'cut off'");
+	is(everywhere('one', map { issue($_, 'one') } @nodes[ 0 .. 2 ]), 'valid valid valid', 'and of one that is');
+
+	my @tokens = map { my $node = $_; map { issue($node, 'cut') } 1 .. 8 } @nodes[ 0 .. 2 ];
+	$now = query($coordinator, 'SELECT clock_timestamp()');
+	cut_off('token_generations', "VALUES (extract(epoch FROM timestamptz '$now' - '2000-01-01 00:00:00+00') * 1000000, '$now', 'cut', 'p')");
+	my %answers = map { consume($nodes[ rand 3 ], $_, 'cut') => 1 } @tokens;
+	is(join(' ', sort keys %answers), 'busy revoked', 'of what is revoked on some nodes, nothing is consumed on any');
+	query($two, "COMMIT PREPARED 'cut off'");
+	%answers = map { consume($nodes[ rand 3 ], $_, 'cut') => 1 } @tokens;
+	is(join(' ', sort keys %answers), 'revoked', 'revoked');
+	query($two, 'SELECT idempotency.rotate_token_key(retire => true)');
+}
+
+# rivals
+for my $pair ([ 0, 1 ], [ 1, 2 ], [ 2, 0 ])
+{
+	my ($a, $b) = map { session($nodes[$_]) } @$pair;
+	my $token = issue($nodes[ $pair->[0] ], 'one');
+	my $sql = "SELECT status FROM idempotency.consume_token('$token', 'one', 'p'";
+
+	is($a->query("BEGIN; $sql)"), 'consumed', "nodes @$pair: consumed");
+	is($b->query("$sql, '0')"), 'busy', 'a rival is told');
+	is($b->query("$sql, '200 ms')"), 'busy', 'or waits');
+	is($b->query("SELECT status FROM idempotency.check_token('$token', 'one', 'p')"), 'valid', 'not committed');
+	$a->query('ROLLBACK');
+	is($a->query("BEGIN; SAVEPOINT s; $sql)"), 'consumed', 'given back by a rollback');
+	is($a->query("ROLLBACK TO s; SELECT status FROM idempotency.check_token('$token', 'one', 'p')"), 'valid', 'also to a savepoint');
+	is($a->query("$sql)"), 'consumed', 'consumed');
+	$a->query("INSERT INTO biz VALUES ('t', '$token')");
+	start($b, "$sql);");
+	sleep 0.3;
+	$a->query('COMMIT');
+	like((finish($b))[0], qr/^used/m, 'used, after a wait');
+	is(query($coordinator, "SELECT count(*) FROM biz WHERE k = '$token'"), '1', 'with its row');
+
+	# revoking all, while one is consumed
+	$token = issue($nodes[ $pair->[0] ], 'rival');
+	$sql = "SELECT status FROM idempotency.consume_token('$token', 'rival', 'p'";
+	$a->query("BEGIN; SELECT idempotency.revoke_tokens('rival', 'p')");
+	is($b->query("$sql, '0')"), 'busy', 'who consumes waits for a revocation');
+	is($b->query("SELECT status FROM idempotency.check_token('$token', 'rival', 'p')"), 'valid', 'who looks does not');
+	start($b, "$sql);");
+	sleep 0.3;
+	$a->query('COMMIT');
+	like((finish($b))[0], qr/^revoked/m, 'revoked');
+	$_->quit for $a, $b;
+}
+
+# the session on the mark's node dies before the commit
+for my $n (0 .. 2)
+{
+	my @tokens = map { issue($nodes[$n], 'dead') } 1 .. 6;
+	my $s = session($nodes[$n]);
+	$s->query('BEGIN');
+	$s->query("SELECT idempotency.consume_token('$_', 'dead', 'p')") for @tokens;
+	query($_, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'citus_internal%' AND state = 'idle in transaction'") for @nodes[ 0 .. 2 ];
+	$s->query("INSERT INTO biz VALUES ('t', 'dead')");
+	$s->query('COMMIT');
+	$s->quit;
+	is(query($coordinator, "SELECT count(*) FROM biz WHERE k = 'dead'"), '0', "node $n: no row");
+	is(everywhere('dead', @tokens), join(' ', ('valid') x 6), 'and no mark');
 }
 
 # ---------------------------------------------------------------------------
@@ -565,9 +738,54 @@ for my $n (0 .. 2)
 	$_->quit for $claimer, $mover;
 }
 
+# a mark's shard moves only when who is consuming has ended
+{
+	my ($consumer, $mover) = (session($coordinator), session($coordinator));
+	my ($used, $token) = map { issue($coordinator, 'moved') } 1 .. 2;
+	my $bytes = $token . '=' x (-length($token) % 4);
+	my $shardid = query($coordinator, "SELECT get_shard_id_for_distribution_column('idempotency.used_tokens',
+		encode(substr(decode(translate('$bytes', '-_', '+/'), 'base64'), 34, 16), 'hex')::uuid)");
+	my $from = port_of($shardid) == $one->port ? $one : $two;
+	my $to = $from == $one ? $two : $one;
+
+	consume($one, $used, 'moved');
+	$consumer->query("BEGIN; SELECT idempotency.consume_token('$token', 'moved', 'p')");
+	start($mover, sprintf("SELECT citus_move_shard_placement($shardid, '127.0.0.1', %d, '127.0.0.1', %d, 'block_writes');", $from->port, $to->port));
+	sleep 1.5;
+	is(port_of($shardid), $from->port, 'a move waits for an open mark');
+	is(everywhere('moved', $used), 'used', 'what was used is known meanwhile');
+	is(consume($_, $token, 'moved'), 'busy', "wait => '0' while the shard moves") for @nodes[ 0 .. 2 ];
+	$consumer->query('COMMIT');
+	finish($mover);
+	wait_until($coordinator, sprintf("SELECT nodeport = %d FROM $placements WHERE shardid = $shardid", $to->port), 'moved');
+	is(everywhere('moved', $token), 'used', 'used, on its new node');
+	$_->quit for $consumer, $mover;
+}
+
 # one more node
 add_worker($three);
+is(sqlstate($three, "SELECT idempotency.once('$scope1', 'added')", role => 'app'), '42501', 'a node that was added knows no roles yet');
+is(sqlstate($three, "SELECT idempotency.issue_token('one', 'p')"), '55000', 'and no signing keys');
+
+# the purge worker of the coordinator has seen to it
+query($coordinator, $_) for "ALTER SYSTEM SET idempotency.purge_databases = 'postgres'", "ALTER SYSTEM SET idempotency.purge_interval = '1 s'", 'SELECT pg_reload_conf()';
+for (1 .. 300)
+{
+	last if sqlstate($three, "SELECT idempotency.once('$scope1', 'added')", role => 'app') =~ /^[tf]$/;
+	sleep 0.2;
+}
+query($coordinator, $_) for 'ALTER SYSTEM RESET idempotency.purge_databases', 'SELECT pg_reload_conf()';
+is(role_query($three, 'app', "SELECT idempotency.once('$scope1', 'added')"), 'f', 'until the coordinator has seen it');
 query($coordinator, 'SELECT idempotency.distribute()');
+{
+	my $token = issue($three, 'added');
+	is(everywhere('added', $token), 'valid', 'issued on a node that was added');
+	is(join(' ', map { consume($_, $token, 'added') } @nodes), 'consumed used used used', 'consumed once');
+	is(consume($three, issue($one, 'added'), 'added'), 'consumed', 'consumed there');
+	query($three, "SELECT idempotency.revoke_tokens('added', 'p')");
+	query($three, "SELECT idempotency.rotate_token_key()");
+	is(copies('token_generations', 'subject, purpose, generation, raised_at') . ' ' . copies('token_keys', 'id, created_at, rotated_at, secret, system, database'), '1|4 1|4', 'copies on all nodes');
+}
 is(role_query($three, 'app', "SELECT status, response FROM idempotency.claim('$scope1', 'split')"), 'completed|done', 'a node that was added knows the keys');
 query($coordinator, move($scope2, $two, $three, 'block_writes'));
 is(join(' ', map { role_query($_, 'app', "SELECT idempotency.once('$scope2', 'on three')") } @nodes), 't f f f', 'and holds some');
@@ -595,7 +813,8 @@ is(join(' ', map { role_query($_, 'app', "SELECT idempotency.once('$scope2', 'on
 query($coordinator, q{
 CREATE TABLE item (tenant text, id int, state text NOT NULL, version bigint NOT NULL DEFAULT 0, fence bigint, PRIMARY KEY (tenant, id));
 SELECT create_distributed_table('item', 'tenant');
-SELECT run_command_on_all_nodes($$SELECT idempotency.define_machine('item', '{"initial": "new", "transitions": {"new": {"pay": "paid"}}}')$$);
+SELECT idempotency.define_machine('item', '{"initial": "new", "transitions": {"new": {"pay": "paid"}}}');
+SELECT idempotency.distribute();
 });
 is(sqlstate($coordinator, "SELECT idempotency.$_"), 'XX000', "Citus refuses $_")
   for "attach_machine('item', 'state', 'item')", "attach_version('item', 'version')", "attach_fence('item', 'fence')";
@@ -614,7 +833,7 @@ for my $n (0 .. 3)
 	is(sqlstate($nodes[$n], "UPDATE item SET fence = 1 WHERE tenant = 'item$n'"), 'IK002', 'fence');
 	is(query($nodes[$n], "SELECT outcome, version FROM idempotency.update_if('item', '$row', 1, '{\"fence\": 3}')"), 'applied|2', 'version');
 }
-is(query($coordinator, q{SELECT sum(result::int) FROM run_command_on_all_nodes('SELECT count(*) FROM idempotency.transition_log')}), '4', 'history of all nodes');
+is(query($coordinator, q{SELECT sum(result::int) FROM run_command_on_all_nodes($$SELECT count(*) FROM idempotency.transition_log WHERE table_name = 'public.item'$$)}), '4', 'history of all nodes');
 query($coordinator, 'DROP TABLE item');
 
 # ---------------------------------------------------------------------------
@@ -640,6 +859,26 @@ SELECT idempotency.complete('st' || :id % 16, :id::text, :id::text);
 \\endif
 COMMIT;
 });
+	# tokens, each consumed with a row of its own
+	query($coordinator, q{
+CREATE TABLE IF NOT EXISTS issued (id int, token text);
+TRUNCATE issued;
+DROP TABLE IF EXISTS consumed;
+CREATE TABLE consumed (id int, note text);
+SELECT create_reference_table('issued') WHERE NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = 'issued'::regclass);
+SELECT create_distributed_table('consumed', 'id', colocate_with => 'none');
+INSERT INTO issued SELECT i, idempotency.issue_token('stress', 'p', '1 h') FROM generate_series(1, 3000) i});
+	my $marked = query($coordinator, 'SELECT count(*) FROM idempotency.used_tokens');
+	append_to_file("$dir/token.sql", q{
+\set id random(1, 3000)
+SELECT quote_literal(token) AS token FROM issued WHERE id = :id \gset
+BEGIN;
+SELECT status = 'consumed' AS mine FROM idempotency.consume_token(:token, 'stress', 'p', '5 s') \gset
+\if :mine
+INSERT INTO consumed VALUES (:id, concat_ws(' ', inet_server_port(), pg_backend_pid(), clock_timestamp()));
+\endif
+COMMIT;
+});
 	for my $client (0 .. 4)
 	{
 		my $node = $nodes[ $client % 3 ];
@@ -650,7 +889,7 @@ COMMIT;
 		open STDOUT, '>>', "$dir/out";
 		while (time < $end)
 		{
-			system 'pgbench', '-n', '-c', 1, '-T', 2, '-f', "$dir/job.sql", '-h', $node->host, '-p', $node->port, 'postgres';
+			system 'pgbench', '-n', '-c', 1, '-T', 2, '-f', "$dir/job.sql\@2", '-f', "$dir/token.sql\@1", '-h', $node->host, '-p', $node->port, 'postgres';
 		}
 		POSIX::_exit(0);
 	}
@@ -664,7 +903,7 @@ COMMIT;
 		next if rand > 0.3;
 		my $to = $nodes[ 1 + rand 3 ];
 		my ($ret) = $coordinator->psql('postgres', sprintf qq{SELECT citus_move_shard_placement(shardid, '127.0.0.1', nodeport, '127.0.0.1', %d, '%s')
-			FROM (SELECT * FROM $placements WHERE logicalrelid = 'idempotency.keys'::regclass AND nodeport <> %d ORDER BY random() LIMIT 1) s}, $to->port, rand > 0.5 ? 'block_writes' : 'force_logical', $to->port);
+			FROM (SELECT * FROM $placements WHERE logicalrelid IN ('idempotency.keys'::regclass, 'idempotency.used_tokens'::regclass) AND nodeport <> %d ORDER BY random() LIMIT 1) s}, $to->port, rand > 0.5 ? 'block_writes' : 'force_logical', $to->port);
 		$moved++ if defined $ret && $ret == 0;
 	}
 	waitpid $_, 0 for @pids;
@@ -677,6 +916,11 @@ COMMIT;
 	is(query($coordinator, "SELECT count(DISTINCT k) FROM $table"), $rows, "$table: no effect twice");
 	is(query($coordinator, "SELECT count(*) FROM idempotency.keys WHERE scope LIKE 'st%'"), $rows, 'a key for each');
 	is(query($coordinator, "SELECT count(*) FROM (SELECT k FROM $table EXCEPT SELECT key FROM idempotency.keys WHERE scope LIKE 'st%') x"), '0', 'the same');
+	my $consumed = query($coordinator, 'SELECT count(*) FROM consumed');
+	note "$consumed tokens consumed";
+	cmp_ok($consumed, '>', 10, 'tokens were consumed');
+	is(query($coordinator, 'SELECT count(DISTINCT id) FROM consumed'), $consumed, 'none twice');
+	is(query($coordinator, 'SELECT count(*) FROM idempotency.used_tokens') - $marked, $consumed, 'a mark for each');
 	my $wrong = query($coordinator, "SELECT k, note FROM $table WHERE k IN (SELECT k FROM $table GROUP BY k HAVING count(*) > 1)
 		OR k NOT IN (SELECT key FROM idempotency.keys WHERE scope LIKE 'st%') ORDER BY k");
 	diag($wrong) if $wrong ne '';
@@ -689,8 +933,9 @@ stress('effect', "'t' || :s");
 # colocated
 # ---------------------------------------------------------------------------
 
+is(sqlstate($coordinator, 'DROP EXTENSION idempotency'), '2BP01', 'the copies on the coordinator go by CASCADE alone');
 query($coordinator, q{
-DROP EXTENSION idempotency;
+DROP EXTENSION idempotency CASCADE;
 CREATE EXTENSION idempotency;
 CREATE TABLE orders (tenant text COLLATE "C", k text, note text);
 SELECT create_distributed_table('orders', 'tenant', colocate_with => 'none');
@@ -729,7 +974,33 @@ for my $block ('', 'BEGIN;')
 query($coordinator, 'DELETE FROM orders');
 stress('orders', "'st' || :id % 16");
 
-query($coordinator, 'DROP EXTENSION idempotency');
-is(query($coordinator, q{SELECT count(*) FROM run_command_on_all_nodes($$SELECT count(*) FROM pg_class WHERE relname LIKE 'keys%'$$) WHERE result <> '0'}), '0', 'DROP EXTENSION leaves nothing behind');
+sub left_behind
+{
+	return query($coordinator, q{SELECT count(*) FROM run_command_on_all_nodes($$SELECT count(*) FROM pg_class WHERE relname ~ '^(keys|used_tokens|token_)'$$) WHERE result <> '0'});
+}
+query($coordinator, 'DROP EXTENSION idempotency CASCADE');
+is(left_behind(), '0', 'DROP EXTENSION leaves nothing behind');
+
+# ---------------------------------------------------------------------------
+# one node with keys, and local writes on the coordinator
+# ---------------------------------------------------------------------------
+
+query($coordinator, q{
+CREATE EXTENSION idempotency;
+SET citus.shard_count = 1;
+SELECT idempotency.distribute();
+TRUNCATE plain;
+});
+{
+	my $log = query_error($coordinator, "SET citus.log_remote_commands = on; BEGIN; SELECT idempotency.once('s', 'both'); INSERT INTO plain VALUES ('both'); COMMIT");
+	like($log, qr/PREPARE TRANSACTION/, 'a key and a local write are committed in two phases');
+	unlike($log, qr/ERROR/, 'committed');
+	$log = query_error($coordinator, "SET citus.log_remote_commands = on; SELECT idempotency.once('s', 'alone')");
+	unlike($log, qr/PREPARE TRANSACTION|ERROR/, 'a key alone in one');
+	query($coordinator, "BEGIN; SELECT idempotency.once('s', 'neither'); INSERT INTO plain VALUES ('neither'); ROLLBACK");
+	is(query($coordinator, 'SELECT (SELECT count(*) FROM plain), (SELECT count(*) FROM idempotency.keys)'), '1|2', 'together or not at all');
+}
+query($coordinator, 'DROP EXTENSION idempotency CASCADE');
+is(left_behind(), '0', 'nothing is left');
 
 done_testing();

@@ -52,7 +52,7 @@ ik_log_move(Relation rel, const TableInfo *table, const Guard *guard,
 	TEXTOID, TIMESTAMPTZOID, TEXTOID};
 	Datum		values[8];
 	char		nulls[9] = "        ";
-	Oid			root = ik_root_of(rel);
+	Oid			root = ik_whole_of(ik_root_of(rel));
 	int			nest;
 	Relation	log;
 	SavedUser	caller;

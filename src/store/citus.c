@@ -1,18 +1,23 @@
 /*-------------------------------------------------------------------------
  *
  * citus.c
- *		Where a key lives, if Citus spreads the database over nodes.
+ *		Where a row of ours lives, if Citus spreads the database over nodes.
  *
  * Our tables are read and written past the executor, in this server's heap.
  * With Citus each node has such a heap of its own, and one key would be
  * granted once per node.  So where there are more nodes, a table of ours is
- * refused (55000), unless it is the keys, and they are distributed by scope
- * (idempotency.distribute()).
+ * refused, unless idempotency.distribute() has spread it: the keys by scope,
+ * the marks of tokens by the token's id, and what every token call reads,
+ * generations and signing keys, as a whole copy on each node.
  *
- * Then a key has a HOME: the shard of its scope, an ordinary heap on one node.
- * There everything is done as on a single server, in that heap.  On another
- * node the call is AWAY, and is sent home: as a call of at_home(), which Citus
- * carries to the node of its first argument, inside the transaction.
+ * Then a key or a mark has a HOME: the shard of its scope or id, an ordinary
+ * heap on one node.  There everything is done as on a single server, in that
+ * heap.  On another node the call is AWAY, and is sent home: as a call of
+ * at_home(), which Citus carries to the node of its first argument, inside the
+ * transaction.
+ *
+ * The copies are read where one is, as heaps too, and written in SQL, which
+ * Citus repeats on every node and commits in two phases.
  *
  * Until the end of the transaction, a call that claims or writes HOLDS its
  * shard: moves and splits wait for it, as they wait for a statement of a user.
@@ -74,15 +79,15 @@
 /* how Citus' own sessions are called */
 #define INTERNAL "citus_internal gpid="
 
-/* how the keys are stored */
-typedef enum KeysShape
+/* how a table is stored */
+typedef enum Shape
 {
-	SHAPE_LOCAL,				/* as the install script made them */
-	SHAPE_DISTRIBUTED,			/* distributed by scope */
+	SHAPE_LOCAL,				/* as the install script made it */
+	SHAPE_SPREAD,				/* as its OwnPlace says */
 	SHAPE_OTHER					/* in another way */
-} KeysShape;
+} Shape;
 
-/* the home of the scopes whose hashes lie in a range */
+/* the home of the values whose hashes lie in a range */
 typedef struct Home
 {
 	int32		first;
@@ -91,6 +96,23 @@ typedef struct Home
 	int32		group;			/* of nodes: one, and its replicas */
 } Home;
 
+/* a table of ours that can be spread */
+typedef struct Spread
+{
+	const char *name;
+	const char *column;			/* that it is distributed by; NULL: every row
+								 * is on every node */
+	AttrNumber	number;			/* of this column */
+	Oid			type;
+	const char *other;			/* a column that can be said to change */
+
+	Oid			relid;
+	Shape		shape;
+	int			nhomes;
+	Home	   *homes;			/* in the order of their ranges; of a table on
+								 * every node: its copy here, if there is one */
+} Spread;
+
 /* what this backend knows of the cluster, until an invalidation */
 static struct
 {
@@ -98,15 +120,26 @@ static struct
 	bool		stale;			/* has something changed since we began to
 								 * read it? */
 	bool		other_nodes;	/* are there any? */
-	KeysShape	shape;
 	bool		colocated;		/* are there tables like the keys? */
 	int32		here;			/* our group */
-	int			nhomes;
-	Home	   *homes;			/* in the order of their ranges */
-	Oid			relids[3];		/* whose invalidation ends this */
+	Spread		spreads[4];
+	Oid			relids[2];		/* whose invalidation ends this, too */
 	MemoryContext context;		/* of homes */
 	void		(*changed) (void);	/* to be told when it ends */
-} cluster;
+} cluster = {
+	.spreads = {
+		{"keys", "scope", KEYS_SCOPE + 1, TEXTOID, "fence"},
+		{"used_tokens", "id", USED_TOKENS_ID + 1, UUIDOID, "revoked"},
+		{"token_generations",.other = "generation"},
+		{"token_keys",.other = "rotated_at"}
+	}
+};
+
+/* as OwnPlace has them */
+#define SPREAD(place) (&cluster.spreads[(place) - PLACE_OF_KEYS])
+#define KEYS SPREAD(PLACE_OF_KEYS)
+#define MARKS SPREAD(PLACE_OF_MARKS)
+#define GENERATIONS SPREAD(PLACE_OF_GENERATIONS)
 
 /* is a call of this backend on its way to another node? */
 static bool sending = false;
@@ -120,20 +153,30 @@ static struct
 	bool		watched;		/* shall we be told of it? */
 	bool		sent;			/* a call to another node */
 	int32		sent_to;
-	OwnTable   *held;			/* a shard here; NULL: none */
-	char		scope[257];		/* of it */
+	const Spread *held;			/* of which it holds a shard here; NULL: none */
+	char		home[257];		/* of it, as text */
 	bool		told;			/* does Citus know that we write? */
 } current;
 
 PG_FUNCTION_INFO_V1(idempotency_at_home);
+PG_FUNCTION_INFO_V1(idempotency_at_home_of_token);
 
+static Datum serve(FunctionCallInfo fcinfo, const Spread *spread);
+static Spread *spread_of(const OwnTable *table);
 static void learn(void);
 static void learn_nodes(void);
-static void learn_shape(void);
-static void learn_homes(Oid keys);
-static bool placement(Oid placements, int64 shard, int32 *group);
+static void learn_shapes(void);
+static Shape shape_of(const Spread *spread, Relation rel, HeapTuple tuple);
+static void learn_homes(Spread *spread);
+static bool placement(Oid placements, Home *home, bool copies);
 static int	compare_homes(const void *a, const void *b);
-static Home *home_of(const text *scope);
+static Home *home_of(const Spread *spread, Datum value);
+static bool is_away(const Spread *spread, Datum value);
+static bool send_call(FunctionCallInfo fcinfo, const Spread *spread, Datum value,
+					  Datum *result);
+static text **send(const Spread *spread, Datum value, const char *call,
+				   text **arguments, int narguments, int nresults);
+static SPIPlanPtr plan_of_sending(const Spread *spread);
 pg_noreturn static void lost_home(void);
 static void hold(void *arg);
 static void refuse_setting(const char *name);
@@ -141,8 +184,9 @@ static void watch_transaction(void);
 static void at_xact_end(XactEvent event, void *arg);
 static bool coordinates(void);
 static void commit_in_two_phases(void);
-static void find_scope(char *scope, int size);
-static void touch(const char *scope);
+static const Spread *find_other_part(char *home, int size);
+static char *home_text(const Spread *spread, Datum value);
+static void touch(const Spread *spread, const char *home);
 static char *signature(FmgrInfo *flinfo, Oid **types);
 static Datum result_from_texts(FunctionCallInfo fcinfo, text **values);
 static ArrayType *result_to_texts(Oid type, Datum result);
@@ -165,6 +209,28 @@ ik_watch_cluster(void (*changed) (void))
 }
 
 /*
+ * From the coordinator, give nodes that were added what distribute() gives: the
+ * privileges of roles, secrets, and copies.  Elsewhere this does nothing.
+ */
+void
+ik_reach_new_nodes(void)
+{
+	Relation	rel;
+	SavedUser	caller;
+
+	if (!ik_is_distributed() || cluster.here != 0)
+		return;
+	rel = table_open(ik_own_relation("keys"), AccessShareLock);
+	ik_become_owner(rel, 0, &caller);
+	SPI_connect();
+	if (SPI_execute("SELECT idempotency.reach_new_nodes()", false, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not reach the nodes that were added");
+	SPI_finish();
+	ik_become_caller(&caller);
+	table_close(rel, AccessShareLock);
+}
+
+/*
  * May the rows of this table be used here?  Error: 55000 or 0A000 where other
  * nodes have rows of their own.  While the extension is being made they may:
  * the script writes some, and every node runs it.
@@ -172,27 +238,31 @@ ik_watch_cluster(void (*changed) (void))
 void
 ik_check_place(const OwnTable *table)
 {
-	if (creating_extension || table->by_node)
+	Spread	   *spread;
+
+	if (creating_extension || table->place == PLACE_EACH_NODE)
 		return;
 	learn();
 	/* never distributed: right as long as there is one node */
-	if (!table->by_scope)
+	if (table->place == PLACE_ONE_SERVER)
 	{
 		if (cluster.other_nodes)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("tokens and the outbox are not supported in a database with more nodes"),
+					 errmsg("the outbox is not supported in a database with more nodes"),
 					 errdetail("Each node of the Citus cluster would have its own."),
-					 errhint("Keep them in a database on one server.")));
+					 errhint("Keep it in a database on one server.")));
 		return;
 	}
-	switch (cluster.shape)
+	spread = spread_of(table);
+	switch (spread->shape)
 	{
 		case SHAPE_LOCAL:
 			if (cluster.other_nodes)
 				ereport(ERROR,
 						(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						 errmsg("keys are not distributed, and the database has more nodes"),
+						 errmsg("%s are not distributed, and the database has more nodes",
+								spread == KEYS ? "keys" : "tokens"),
 						 errdetail("Each node of the Citus cluster would grant the same key."),
 						 errhint("Call SELECT idempotency.distribute() on the coordinator.")));
 			/* opened as a shard of what has been one table again since */
@@ -203,15 +273,16 @@ ik_check_place(const OwnTable *table)
 			/* a copy on each node, or shards by the key: a scope has no home */
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("table idempotency.keys is not distributed as the extension distributes it"),
+					 errmsg("table idempotency.%s is not distributed as the extension distributes it",
+							spread->name),
 					 errhint("Create the extension again, and call SELECT idempotency.distribute() on the coordinator.")));
 			break;
-		case SHAPE_DISTRIBUTED:
+		case SHAPE_SPREAD:
 			/* only a shard, and only where it is by now */
-			for (int i = 0; i < cluster.nhomes; i++)
+			for (int i = 0; i < spread->nhomes; i++)
 			{
-				if (cluster.homes[i].shard == table->shard &&
-				cluster.homes[i].group == cluster.here)
+				if (spread->homes[i].shard == table->shard &&
+					spread->homes[i].group == cluster.here)
 					return;
 			}
 			/* a shard that has moved, or a table just distributed */
@@ -224,7 +295,20 @@ bool
 ik_is_distributed(void)
 {
 	learn();
-	return cluster.shape == SHAPE_DISTRIBUTED;
+	return KEYS->shape == SHAPE_SPREAD;
+}
+
+/* Is this table of ours spread over the nodes, as its OwnPlace says? */
+bool
+ik_is_spread(const OwnTable *table)
+{
+	Spread	   *spread;
+
+	learn();
+	if (!OidIsValid(cluster.relids[0]))
+		return false;			/* Citus is not there */
+	spread = spread_of(table);
+	return spread != NULL && spread->shape == SHAPE_SPREAD;
 }
 
 /* Are there tables like the keys, which a function called by run() may use? */
@@ -243,13 +327,15 @@ ik_is_alone(void)
 }
 
 /*
- * The shard that the keys of a scope are in; 0: they are not distributed.
- * Error: 40001 if it is not here.
+ * The shard that the rows of this value are in; 0: the table is not spread.
+ * Errors: 40001 if the shard is on another node, 55000 if this node should have
+ * a copy and has none.
  */
 int64
-ik_home_shard(const text *scope)
+ik_shard_of(const OwnTable *table, Datum value)
 {
-	Home	   *home = home_of(scope);
+	Spread	   *spread = spread_of(table);
+	Home	   *home = spread == NULL ? NULL : home_of(spread, value);
 
 	if (home == NULL)
 		return 0;
@@ -258,19 +344,20 @@ ik_home_shard(const text *scope)
 	return home->shard;
 }
 
-/* The shards on this node; *n of them. */
+/* The shards of a table on this node; *n of them. */
 int64 *
-ik_shards_here(int *n)
+ik_shards_here(const OwnTable *table, int *n)
 {
+	Spread	   *spread = spread_of(table);
 	int64	   *shards;
 
 	learn();
-	shards = palloc(cluster.nhomes * sizeof(int64) + 1);
+	shards = palloc(spread->nhomes * sizeof(int64) + 1);
 	*n = 0;
-	for (int i = 0; i < cluster.nhomes; i++)
+	for (int i = 0; i < spread->nhomes; i++)
 	{
-		if (cluster.homes[i].group == cluster.here)
-			shards[(*n)++] = cluster.homes[i].shard;
+		if (spread->homes[i].group == cluster.here)
+			shards[(*n)++] = spread->homes[i].shard;
 	}
 	return shards;
 }
@@ -279,7 +366,13 @@ ik_shards_here(int *n)
 bool
 ik_is_away(const text *scope)
 {
-	Home	   *home = home_of(scope);
+	return is_away(KEYS, PointerGetDatum(scope));
+}
+
+static bool
+is_away(const Spread *spread, Datum value)
+{
+	Home	   *home = home_of(spread, value);
 
 	return home != NULL && home->group != cluster.here;
 }
@@ -288,7 +381,6 @@ ik_is_away(const text *scope)
  * Hold the home of an open row until the end of the (sub)transaction, waiting
  * for a move until give_up, or shortly; false: the time ran out.  Errors: 40001
  * if the home has moved away, 0A000 if Citus would write elsewhere than here.
- * The row's second key column is its scope.
  */
 bool
 ik_hold_home(RowAccess *row, TimestampTz give_up)
@@ -309,9 +401,9 @@ ik_hold_home(RowAccess *row, TimestampTz give_up)
 	if (!ik_wait(give_up, hold, row))
 		return false;
 
-	current.held = row->table;
-	text_to_cstring_buffer(DatumGetTextPP(row->key[1]), current.scope,
-						   sizeof(current.scope));
+	current.held = spread_of(row->table);
+	strlcpy(current.home, home_text(current.held, row->key[row->table->home_key]),
+			sizeof(current.home));
 	transaction = compat_my_lxid;
 	subtransaction = GetCurrentSubTransactionId();
 	shard = row->table->shard;
@@ -325,12 +417,26 @@ ik_hold_home(RowAccess *row, TimestampTz give_up)
 bool
 ik_send_home(FunctionCallInfo fcinfo, const text *scope, Datum *result)
 {
+	return send_call(fcinfo, KEYS, PointerGetDatum(scope), result);
+}
+
+/* The same for the mark of a token. */
+bool
+ik_send_token_home(FunctionCallInfo fcinfo, const pg_uuid_t *id, Datum *result)
+{
+	return send_call(fcinfo, MARKS, UUIDPGetDatum(id), result);
+}
+
+static bool
+send_call(FunctionCallInfo fcinfo, const Spread *spread, Datum value,
+		  Datum *result)
+{
 	text	   *arguments[FUNC_MAX_ARGS];
 	Oid		   *types;
 	char	   *call;
 	int			level;
 
-	if (!ik_is_away(scope))
+	if (!is_away(spread, value))
 		return false;
 
 	/* a value of any type is text as this session writes it */
@@ -350,7 +456,7 @@ ik_send_home(FunctionCallInfo fcinfo, const text *scope, Datum *result)
 	}
 	AtEOXact_GUC(true, level);
 	*result = result_from_texts(fcinfo,
-								ik_send(scope, call, arguments, PG_NARGS(), 0));
+								send(spread, value, call, arguments, PG_NARGS(), 0));
 	return true;
 }
 
@@ -361,6 +467,19 @@ ik_send_home(FunctionCallInfo fcinfo, const text *scope, Datum *result)
  */
 Datum
 idempotency_at_home(PG_FUNCTION_ARGS)
+{
+	return serve(fcinfo, KEYS);
+}
+
+/* The same, to the node of a token's mark: at_home(id, ...). */
+Datum
+idempotency_at_home_of_token(PG_FUNCTION_ARGS)
+{
+	return serve(fcinfo, MARKS);
+}
+
+static Datum
+serve(FunctionCallInfo fcinfo, const Spread *spread)
 {
 	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
 	FmgrInfo	flinfo;
@@ -382,14 +501,14 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 					 errmsg("arguments must not be null")));
 	}
-	if (ik_is_away(PG_GETARG_TEXT_PP(0)))
+	if (is_away(spread, PG_GETARG_DATUM(0)))
 	{
 		/* carried to an old home; or we sent it, and Citus did not carry it */
 		if (!sending)
 			lost_home();
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("key belongs to another node, and the call cannot be sent there from here"),
+				 errmsg("key or token belongs to another node, and the call cannot be sent there from here"),
 				 errdetail("It is made on a worker, inside a statement or function that another node has sent there."),
 				 errhint("Make the call in a statement of its own, or with the scope of the rows that the statement is about.")));
 	}
@@ -472,6 +591,51 @@ idempotency_at_home(PG_FUNCTION_ARGS)
 	PG_RETURN_ARRAYTYPE_P(array);
 }
 
+/*
+ * The distributed table that this one is a shard of, by the number at the end
+ * of its name; else itself.
+ */
+Oid
+ik_whole_of(Oid relid)
+{
+	char	   *name;
+	char	   *end;
+	int64		shard;
+	Relation	rel;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			whole = relid;
+
+	learn();
+	if (!OidIsValid(cluster.relids[0]))
+		return relid;			/* Citus is not there */
+	name = get_rel_name(relid);
+	end = name == NULL ? NULL : strrchr(name, '_');
+	if (end == NULL || strspn(end + 1, "0123456789") != strlen(end + 1))
+		return relid;
+	shard = strtoi64(end + 1, NULL, 10);
+
+	rel = table_open(catalog(SHARDS), AccessShareLock);
+	ScanKeyInit(&key, get_attnum(RelationGetRelid(rel), "shardid"),
+				BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(shard));
+	scan = systable_beginscan(rel, catalog(SHARDS "_shardid_index"),
+							  OidIsValid(catalog(SHARDS "_shardid_index")),
+							  NULL, 1, &key);
+	if (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Oid			found = DatumGetObjectId(column_of(rel, tuple, "logicalrelid"));
+
+		/* the name alone may be anybody's */
+		if (found != relid && get_rel_namespace(found) == get_rel_namespace(relid) &&
+			strcmp(psprintf("%s%s", get_rel_name(found), end), name) == 0)
+			whole = found;
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return whole;
+}
+
 static void
 learn(void)
 {
@@ -490,11 +654,16 @@ learn(void)
 		/* what comes in meanwhile sets this again */
 		cluster.stale = false;
 		cluster.other_nodes = false;
-		cluster.shape = SHAPE_LOCAL;
-		cluster.nhomes = 0;
+		cluster.colocated = false;
+		for (int i = 0; i < lengthof(cluster.spreads); i++)
+		{
+			cluster.spreads[i].relid = InvalidOid;
+			cluster.spreads[i].shape = SHAPE_LOCAL;
+			cluster.spreads[i].nhomes = 0;
+		}
 		learn_nodes();
 		if (OidIsValid(cluster.relids[0]))
-			learn_shape();
+			learn_shapes();
 		cluster.known = !cluster.stale;
 		/* a look at any catalog sets it then: what was read is for this call */
 		if (debug_discard_caches > 0)
@@ -515,7 +684,6 @@ learn_nodes(void)
 
 	cluster.relids[0] = catalog(NODES);
 	cluster.relids[1] = catalog(LOCAL_GROUP);
-	cluster.relids[2] = InvalidOid;
 	if (!OidIsValid(cluster.relids[0]))
 		return;
 
@@ -537,70 +705,86 @@ learn_nodes(void)
 	table_close(rel, AccessShareLock);
 }
 
-/* How are the keys stored, and are there tables like them? */
+/* How are our tables stored, and are there tables like the keys? */
 static void
-learn_shape(void)
+learn_shapes(void)
 {
-	Oid			keys = ik_own_relation("keys");
 	Relation	rel = table_open(catalog(TABLES), AccessShareLock);
 	int32		colocation = 0;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	cluster.relids[2] = keys;
+	for (int i = 0; i < lengthof(cluster.spreads); i++)
+		cluster.spreads[i].relid = ik_own_relation(cluster.spreads[i].name);
 
-	/* not among Citus' tables at all: SHAPE_LOCAL, as learn() began */
+	/* one that is not among Citus' tables at all: SHAPE_LOCAL, as learn() began */
 	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
-		if (DatumGetObjectId(column_of(rel, tuple, "logicalrelid")) == keys)
-		{
-			cluster.shape = SHAPE_OTHER;
-			/* by the hash of a column, and that column is the scope */
-			if (DatumGetChar(column_of(rel, tuple, "partmethod")) == 'h')
-			{
-				Var		   *column = stringToNode(TextDatumGetCString(column_of(rel, tuple, "partkey")));
+		Oid			relid = DatumGetObjectId(column_of(rel, tuple, "logicalrelid"));
 
-				if (IsA(column, Var) && column->varattno == KEYS_SCOPE + 1)
-					cluster.shape = SHAPE_DISTRIBUTED;
-			}
-			colocation = DatumGetInt32(column_of(rel, tuple, "colocationid"));
-			break;
+		for (int i = 0; i < lengthof(cluster.spreads); i++)
+		{
+			if (cluster.spreads[i].relid == relid)
+				cluster.spreads[i].shape = shape_of(&cluster.spreads[i], rel, tuple);
 		}
+		if (relid == KEYS->relid)
+			colocation = DatumGetInt32(column_of(rel, tuple, "colocationid"));
 	}
 	systable_endscan(scan);
 
 	/* 0: no table can be like the keys */
-	cluster.colocated = false;
 	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	while (colocation != 0 && HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
 		if (DatumGetInt32(column_of(rel, tuple, "colocationid")) == colocation &&
-			DatumGetObjectId(column_of(rel, tuple, "logicalrelid")) != keys)
+			DatumGetObjectId(column_of(rel, tuple, "logicalrelid")) != KEYS->relid)
 			cluster.colocated = true;
 	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
 
-	if (cluster.shape == SHAPE_DISTRIBUTED)
-		learn_homes(keys);
+	MemoryContextReset(cluster.context);
+	for (int i = 0; i < lengthof(cluster.spreads); i++)
+	{
+		if (cluster.spreads[i].shape == SHAPE_SPREAD)
+			learn_homes(&cluster.spreads[i]);
+	}
 }
 
-/* Which shards are there, and where? */
+/* What Citus has noted of a table: spread as it should be, or in another way. */
+static Shape
+shape_of(const Spread *spread, Relation rel, HeapTuple tuple)
+{
+	char		method = DatumGetChar(column_of(rel, tuple, "partmethod"));
+	char		replication = DatumGetChar(column_of(rel, tuple, "repmodel"));
+	Var		   *column;
+
+	/* neither by hash nor by range, and written in two phases */
+	if (spread->column == NULL)
+		return method == 'n' && replication == 't' ? SHAPE_SPREAD : SHAPE_OTHER;
+	if (method != 'h')
+		return SHAPE_OTHER;
+	column = stringToNode(TextDatumGetCString(column_of(rel, tuple, "partkey")));
+	return IsA(column, Var) && column->varattno == spread->number ?
+		SHAPE_SPREAD : SHAPE_OTHER;
+}
+
+/* Which shards does a table have, and where? */
 static void
-learn_homes(Oid keys)
+learn_homes(Spread *spread)
 {
 	Oid			placements = catalog(PLACEMENTS);
 	Relation	rel = table_open(catalog(SHARDS), AccessShareLock);
+	bool		copies = spread->column == NULL;
 	int			size = 32;
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	MemoryContextReset(cluster.context);
-	cluster.homes = MemoryContextAlloc(cluster.context, size * sizeof(Home));
+	spread->homes = MemoryContextAlloc(cluster.context, size * sizeof(Home));
 	ScanKeyInit(&key, get_attnum(RelationGetRelid(rel), "logicalrelid"),
-				BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(keys));
+				BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(spread->relid));
 	scan = systable_beginscan(rel, catalog(SHARDS "_logical_relid_index"),
 							  OidIsValid(catalog(SHARDS "_logical_relid_index")),
 							  NULL, 1, &key);
@@ -608,26 +792,35 @@ learn_homes(Oid keys)
 	{
 		Home	   *home;
 
-		if (cluster.nhomes == size)
+		if (spread->nhomes == size)
 		{
 			size *= 2;
-			cluster.homes = repalloc(cluster.homes, size * sizeof(Home));
+			spread->homes = repalloc(spread->homes, size * sizeof(Home));
 		}
-		home = &cluster.homes[cluster.nhomes++];
+		home = &spread->homes[spread->nhomes];
+		memset(home, 0, sizeof(Home));
 		home->shard = DatumGetInt64(column_of(rel, tuple, "shardid"));
-		home->first = pg_strtoint32(TextDatumGetCString(column_of(rel, tuple, "shardminvalue")));
-		home->last = pg_strtoint32(TextDatumGetCString(column_of(rel, tuple, "shardmaxvalue")));
-		if (!placement(placements, home->shard, &home->group))
-			cluster.shape = SHAPE_OTHER;	/* replicated by statements */
+		if (!copies)
+		{
+			home->first = pg_strtoint32(TextDatumGetCString(column_of(rel, tuple, "shardminvalue")));
+			home->last = pg_strtoint32(TextDatumGetCString(column_of(rel, tuple, "shardmaxvalue")));
+		}
+		if (placement(placements, home, copies))
+			spread->nhomes++;
+		else if (!copies)
+			spread->shape = SHAPE_OTHER;	/* replicated by statements */
 	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
-	qsort(cluster.homes, cluster.nhomes, sizeof(Home), compare_homes);
+	qsort(spread->homes, spread->nhomes, sizeof(Home), compare_homes);
 }
 
-/* The node of a shard; false: there is not exactly one. */
+/*
+ * The node of a shard; false: there is not exactly one.  Of copies, the one
+ * here.
+ */
 static bool
-placement(Oid placements, int64 shard, int32 *group)
+placement(Oid placements, Home *home, bool copies)
 {
 	Oid			index = catalog(PLACEMENTS "_shardid_index");
 	Relation	rel = table_open(placements, AccessShareLock);
@@ -637,14 +830,17 @@ placement(Oid placements, int64 shard, int32 *group)
 	HeapTuple	tuple;
 
 	ScanKeyInit(&key, get_attnum(placements, "shardid"),
-				BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(shard));
+				BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(home->shard));
 	scan = systable_beginscan(rel, index, OidIsValid(index), NULL, 1, &key);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
+		int32		group = DatumGetInt32(column_of(rel, tuple, "groupid"));
+
 		/* 4: to be dropped */
-		if (DatumGetInt32(column_of(rel, tuple, "shardstate")) == 4)
+		if (DatumGetInt32(column_of(rel, tuple, "shardstate")) == 4 ||
+			(copies && group != cluster.here))
 			continue;
-		*group = DatumGetInt32(column_of(rel, tuple, "groupid"));
+		home->group = group;
 		n++;
 	}
 	systable_endscan(scan);
@@ -661,9 +857,19 @@ compare_homes(const void *a, const void *b)
 	return first < other ? -1 : first > other;
 }
 
-/* The home of a scope; NULL where the keys are not distributed. */
+/* What is known of a table, or of that which it is a shard of; NULL: nothing. */
+static Spread *
+spread_of(const OwnTable *table)
+{
+	return table->place >= PLACE_OF_KEYS ? SPREAD(table->place) : NULL;
+}
+
+/*
+ * The home of the rows of a value; NULL where the table is not spread.  Error:
+ * 55000 if this node has no copy.
+ */
 static Home *
-home_of(const text *scope)
+home_of(const Spread *spread, Datum value)
 {
 	int32		hash;
 	int			low = 0;
@@ -672,26 +878,36 @@ home_of(const text *scope)
 	/* most databases are on one server, and each call asks */
 	if (!cluster.known)
 		learn();
-	if (likely(cluster.shape != SHAPE_DISTRIBUTED))
+	if (likely(spread->shape != SHAPE_SPREAD))
 		return NULL;
+	if (spread->column == NULL)
+	{
+		if (spread->nhomes == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("this node has no copy of table idempotency.%s", spread->name),
+					 errhint("Call SELECT idempotency.distribute() on the coordinator, which has to be a node by citus_set_coordinator_host(), or as a superuser replicate_reference_tables().")));
+		return spread->homes;
+	}
 
 	/* Citus hashes with the function of the type's operator class */
-	hash = DatumGetInt32(DirectFunctionCall1Coll(hashtext, C_COLLATION_OID,
-												 PointerGetDatum(scope)));
-	high = cluster.nhomes - 1;
+	hash = spread->type == TEXTOID ?
+		DatumGetInt32(DirectFunctionCall1Coll(hashtext, C_COLLATION_OID, value)) :
+		DatumGetInt32(DirectFunctionCall1(uuid_hash, value));
+	high = spread->nhomes - 1;
 	while (low < high)
 	{
 		int			middle = (low + high + 1) / 2;
 
-		if (cluster.homes[middle].first <= hash)
+		if (spread->homes[middle].first <= hash)
 			low = middle;
 		else
 			high = middle - 1;
 	}
-	if (low > high || hash < cluster.homes[low].first ||
-		hash > cluster.homes[low].last)
-		elog(ERROR, "no shard of idempotency.keys for hash %d", hash);
-	return &cluster.homes[low];
+	if (low > high || hash < spread->homes[low].first ||
+		hash > spread->homes[low].last)
+		elog(ERROR, "no shard of idempotency.%s for hash %d", spread->name, hash);
+	return &spread->homes[low];
 }
 
 static void
@@ -729,8 +945,10 @@ hold(void *arg)
 	/* a part of a query on shards commits by itself: Citus refuses this there */
 	if (!serving && strncmp(application_name, INTERNAL, strlen(INTERNAL)) == 0)
 	{
+		Spread	   *spread = spread_of(row->table);
+
 		SPI_connect();
-		touch(TextDatumGetCString(row->key[1]));
+		touch(spread, home_text(spread, row->key[row->table->home_key]));
 		SPI_finish();
 		current.told = true;
 	}
@@ -745,12 +963,19 @@ text	  **
 ik_send(const text *scope, const char *call, text **arguments, int narguments,
 		int nresults)
 {
-	static SPIPlanPtr plan = NULL;
+	return send(KEYS, PointerGetDatum(scope), call, arguments, narguments,
+				nresults);
+}
+
+static text **
+send(const Spread *spread, Datum value, const char *call, text **arguments,
+	 int narguments, int nresults)
+{
 	bool		was_sending = sending;
 	MemoryContext context = CurrentMemoryContext;
 	MemoryContext old;
 	Datum		values[6] = {
-		PointerGetDatum(scope),
+		value,
 		CStringGetTextDatum(call),
 		PointerGetDatum(to_array(arguments, narguments)),
 		Int32GetDatum(ik_default_wait),
@@ -772,25 +997,13 @@ ik_send(const text *scope, const char *call, text **arguments, int narguments,
 	refuse_setting("citus.function_opens_transaction_block");
 	watch_transaction();
 	current.sent = true;
-	current.sent_to = home_of(scope)->group;
+	current.sent_to = home_of(spread, value)->group;
 
 	SPI_connect();
-	if (plan == NULL)
-	{
-		Oid			types[6] = {TEXTOID, TEXTOID, TEXTARRAYOID, INT4OID, INT4OID, BOOLOID};
-		SPIPlanPtr	new_plan = SPI_prepare("SELECT result FROM idempotency.at_home($1, $2, $3, $4, $5, $6) AS result",
-										   6, types);
-
-		if (new_plan == NULL)
-			elog(ERROR, "SPI_prepare failed: %s",
-				 SPI_result_code_string(SPI_result));
-		SPI_keepplan(new_plan);
-		plan = new_plan;
-	}
 	PG_TRY();
 	{
 		sending = true;
-		if (SPI_execute_plan(plan, values, NULL, false, 0) != SPI_OK_SELECT ||
+		if (SPI_execute_plan(plan_of_sending(spread), values, NULL, false, 0) != SPI_OK_SELECT ||
 			SPI_processed != 1)
 			elog(ERROR, "could not send the call %s", call);
 	}
@@ -810,6 +1023,27 @@ ik_send(const text *scope, const char *call, text **arguments, int narguments,
 	if (n < nresults)
 		elog(ERROR, "%d columns in the result of the call %s", n, call);
 	return texts;
+}
+
+static SPIPlanPtr
+plan_of_sending(const Spread *spread)
+{
+	static SPIPlanPtr plans[lengthof(cluster.spreads)] = {NULL};
+	SPIPlanPtr *plan = &plans[spread - cluster.spreads];
+
+	if (*plan == NULL)
+	{
+		Oid			types[6] = {spread->type, TEXTOID, TEXTARRAYOID, INT4OID, INT4OID, BOOLOID};
+		SPIPlanPtr	new_plan = SPI_prepare("SELECT result FROM idempotency.at_home($1, $2, $3, $4, $5, $6) AS result",
+										   lengthof(types), types);
+
+		if (new_plan == NULL)
+			elog(ERROR, "SPI_prepare failed: %s",
+				 SPI_result_code_string(SPI_result));
+		SPI_keepplan(new_plan);
+		*plan = new_plan;
+	}
+	return *plan;
 }
 
 /*
@@ -883,70 +1117,88 @@ coordinates(void)
 }
 
 /*
- * Have Citus know that this node has written, or if it has no keys, that a
- * third one has.
+ * Have Citus know that this node has written, or if it has no keys, that
+ * another one than that of the call has.
  */
 static void
 commit_in_two_phases(void)
 {
-	Relation	keys;
+	Relation	rel;
 	SavedUser	caller;
+	const Spread *spread = current.held;
 
-	if (current.held == NULL)
-		find_scope(current.scope, sizeof(current.scope));
+	if (spread == NULL)
+		spread = find_other_part(current.home, sizeof(current.home));
 
 	PushActiveSnapshot(GetTransactionSnapshot());
 	SPI_connect();
-	keys = table_open(ik_own_relation("keys"), AccessShareLock);
-	ik_become_owner(keys, SECURITY_LOCAL_USERID_CHANGE, &caller);
-	touch(current.scope);
+	rel = table_open(ik_own_relation(spread->name), AccessShareLock);
+	ik_become_owner(rel, SECURITY_LOCAL_USERID_CHANGE, &caller);
+	touch(spread, current.home);
 	ik_become_caller(&caller);
-	table_close(keys, NoLock);
+	table_close(rel, NoLock);
 	SPI_finish();
 	PopActiveSnapshot();
 }
 
 /*
- * A scope whose home is here, or else on another node than that which a call
- * was sent to.
+ * Something that this transaction could write on this node, or else on another
+ * one than that which a call was sent to.  *home is a scope whose keys are
+ * there; where there is none, what is on all nodes has a copy here.  Citus lets
+ * only one transaction at a time write that, so it is the last resort.
  */
-static void
-find_scope(char *scope, int size)
+static const Spread *
+find_other_part(char *home, int size)
 {
 	int32		group = current.sent_to;
 	int			n = 0;
 
-	for (int i = 0; i < cluster.nhomes && group != cluster.here; i++)
+	for (int i = 0; i < KEYS->nhomes && group != cluster.here; i++)
 	{
-		if (cluster.homes[i].group != current.sent_to)
-			group = cluster.homes[i].group;
+		if (KEYS->homes[i].group != current.sent_to)
+			group = KEYS->homes[i].group;
 	}
 	if (group == current.sent_to)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("what this node has written cannot be committed together with a key on another node"),
-				 errdetail("There is no second node with keys."),
-				 errhint("Distribute the tables that are written, or call on the node of the key.")));
+	{
+		(void) home_of(GENERATIONS, (Datum) 0); /* or an error */
+		strlcpy(home, "", size);
+		return GENERATIONS;
+	}
 	do
-		snprintf(scope, size, "idempotency.%d", n++);
-	while (home_of(cstring_to_text(scope))->group != group);
+		snprintf(home, size, "idempotency.%d", n++);
+	while (home_of(KEYS, CStringGetTextDatum(home))->group != group);
+	return KEYS;
+}
+
+/* A value of the column that a table is distributed by. */
+static char *
+home_text(const Spread *spread, Datum value)
+{
+	return spread->type == TEXTOID ? TextDatumGetCString(value) :
+		DatumGetCString(DirectFunctionCall1(uuid_out, value));
 }
 
 /*
- * The update that changes nothing, on the shard of a scope.  It does not scan
- * the shard, so it takes no predicate lock.
+ * The update that changes nothing, on the shard of a value, or on every node.
+ * It does not scan, so it takes no predicate lock.
  */
 static void
-touch(const char *scope)
+touch(const Spread *spread, const char *home)
 {
-	char	   *command = psprintf("UPDATE idempotency.keys SET fence = fence"
-								   " WHERE scope OPERATOR(pg_catalog.=) %s AND false",
-								   quote_literal_cstr(scope));
+	StringInfoData command;
+
+	initStringInfo(&command);
+	appendStringInfo(&command, "UPDATE idempotency.%s SET %s = %s WHERE ",
+					 spread->name, spread->other, spread->other);
+	if (spread->column != NULL)
+		appendStringInfo(&command, "%s OPERATOR(pg_catalog.=) %s AND ",
+						 spread->column, quote_literal_cstr(home));
+	appendStringInfoString(&command, "false");
 
 	/* what bears the name is ours, or an error */
-	(void) ik_own_relation("keys");
-	if (SPI_execute(command, false, 0) != SPI_OK_UPDATE)
-		elog(ERROR, "could not touch the shard of a scope");
+	(void) ik_own_relation(spread->name);
+	if (SPI_execute(command.data, false, 0) != SPI_OK_UPDATE)
+		elog(ERROR, "could not touch idempotency.%s", spread->name);
 }
 
 /*
@@ -1120,8 +1372,12 @@ column_of(Relation rel, HeapTuple tuple, const char *name)
 static void
 forget_relation(Datum arg, Oid relid)
 {
-	if (!OidIsValid(relid) || relid == cluster.relids[0] ||
-		relid == cluster.relids[1] || relid == cluster.relids[2])
+	bool		concerned = !OidIsValid(relid) || relid == cluster.relids[0] ||
+		relid == cluster.relids[1];
+
+	for (int i = 0; i < lengthof(cluster.spreads) && !concerned; i++)
+		concerned = relid == cluster.spreads[i].relid;
+	if (concerned)
 		forget();
 }
 

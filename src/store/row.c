@@ -106,7 +106,7 @@ ik_look_at_row(RowAccess *row)
 bool
 ik_wait_for_row(RowAccess *row, TimestampTz give_up)
 {
-	bool		named = row->table->by_scope;
+	bool		named = row->table->named;
 	bool		done;
 	ErrorContextCallback context = {
 		.previous = error_context_stack,

@@ -19,6 +19,7 @@
 #include "storage/lockdefs.h"
 #include "utils/rel.h"
 #include "utils/snapshot.h"
+#include "utils/uuid.h"
 
 /*
  * The columns of our tables, from 0; tables.c has their names and types.
@@ -183,6 +184,17 @@ typedef struct OwnIndex
 	bool		(*covers) (const Datum *values, const bool *nulls);
 } OwnIndex;
 
+/* where its rows are if Citus spreads the database over nodes */
+typedef enum OwnPlace
+{
+	PLACE_ONE_SERVER,			/* it is refused there */
+	PLACE_EACH_NODE,			/* each node has its own */
+	PLACE_OF_KEYS,				/* these and below: spread as citus.c says */
+	PLACE_OF_MARKS,
+	PLACE_OF_GENERATIONS,
+	PLACE_OF_SIGNING_KEYS
+} OwnPlace;
+
 /* one of our tables */
 typedef struct OwnTable
 {
@@ -193,8 +205,10 @@ typedef struct OwnTable
 	int			nindexes;
 	RegProcedure equal[2];		/* equality of the primary key's columns */
 	bool		(*in_partial) (const Datum *values);	/* is the row in others? */
-	bool		by_scope;		/* may it be distributed by its scope? */
-	bool		by_node;		/* may each node have its own? */
+	bool		named;			/* may operators see which key is waited for? */
+	OwnPlace	place;			/* on a cluster of Citus */
+	int			home_key;		/* of a row's key, the column whose value says
+								 * on which node the row is */
 	bool		watched;		/* each change sends a relcache invalidation,
 								 * by a trigger of ours if SQL makes it */
 
@@ -229,6 +243,7 @@ extern OwnTable ik_token_generations;
 extern OwnTable ik_secrets;
 
 extern OwnTable *ik_keys_of(const text *scope);
+extern OwnTable *ik_part_of(OwnTable *table, Datum home);
 extern List *ik_tables_here(OwnTable *table);
 extern Relation ik_open_table(OwnTable *table, LOCKMODE lockmode);
 extern Oid	ik_own_index(OwnTable *table, int which);
@@ -274,18 +289,23 @@ typedef struct RowAccess
 	bool		locked;			/* do we hold the lock? */
 } RowAccess;
 
-/* citus.c: where keys live on a cluster, and how calls get there */
+/* citus.c: where rows live on a cluster, and how calls get there */
 extern void ik_watch_cluster(void (*changed) (void));
 extern void ik_check_place(const OwnTable *table);
 extern bool ik_is_alone(void);
 extern bool ik_is_distributed(void);
 extern bool ik_is_colocated(void);
 extern bool ik_is_away(const text *scope);
-extern int64 ik_home_shard(const text *scope);
-extern int64 *ik_shards_here(int *n);
+extern int64 ik_shard_of(const OwnTable *table, Datum home);
+extern int64 *ik_shards_here(const OwnTable *table, int *n);
+extern bool ik_is_spread(const OwnTable *table);
+extern void ik_reach_new_nodes(void);
+extern Oid	ik_whole_of(Oid relid);
 extern bool ik_hold_home(RowAccess *row, TimestampTz give_up);
 extern bool ik_send_home(FunctionCallInfo fcinfo, const text *scope,
 						 Datum *result);
+extern bool ik_send_token_home(FunctionCallInfo fcinfo, const pg_uuid_t *id,
+							   Datum *result);
 extern text **ik_send(const text *scope, const char *call, text **arguments,
 					  int narguments, int nresults);
 extern int	ik_plain_modes(void);

@@ -83,7 +83,9 @@ OwnTable	ik_keys = {
 	.nindexes = lengthof(keys_indexes),
 	.equal = {F_TEXTEQ, F_TEXTEQ},
 	.in_partial = is_leased,
-	.by_scope = true
+	.named = true,
+	.place = PLACE_OF_KEYS,
+	.home_key = 1
 };
 
 static const OwnColumn token_keys_columns[] = {
@@ -107,7 +109,8 @@ OwnTable	ik_token_keys = {
 	.indexes = token_keys_indexes,
 	.nindexes = lengthof(token_keys_indexes),
 	.equal = {F_INT8EQ},
-	.watched = true
+	.watched = true,
+	.place = PLACE_OF_SIGNING_KEYS
 };
 
 static const OwnColumn used_tokens_columns[] = {
@@ -127,7 +130,8 @@ OwnTable	ik_used_tokens = {
 	.natts = lengthof(used_tokens_columns),
 	.indexes = used_tokens_indexes,
 	.nindexes = lengthof(used_tokens_indexes),
-	.equal = {F_UUID_EQ}
+	.equal = {F_UUID_EQ},
+	.place = PLACE_OF_MARKS
 };
 
 static const OwnColumn token_generations_columns[] = {
@@ -147,7 +151,8 @@ OwnTable	ik_token_generations = {
 	.natts = lengthof(token_generations_columns),
 	.indexes = token_generations_indexes,
 	.nindexes = lengthof(token_generations_indexes),
-	.equal = {F_TEXTEQ, F_TEXTEQ}
+	.equal = {F_TEXTEQ, F_TEXTEQ},
+	.place = PLACE_OF_GENERATIONS
 };
 
 static const OwnColumn outbox_columns[] = {
@@ -258,7 +263,7 @@ OwnTable	ik_secrets = {
 	.nindexes = lengthof(secrets_indexes),
 	.equal = {F_INT4EQ},
 	.watched = true,
-	.by_node = true
+	.place = PLACE_EACH_NODE
 };
 
 static OwnTable *const own_tables[] = {
@@ -280,9 +285,20 @@ static OwnTable *shards = NULL;
 OwnTable *
 ik_keys_of(const text *scope)
 {
-	int64		shard = ik_home_shard(scope);
+	return ik_part_of(&ik_keys, PointerGetDatum(scope));
+}
 
-	return shard == 0 ? &ik_keys : shard_of(&ik_keys, shard);
+/*
+ * What the rows with this value are in, on this node: the table itself, or a
+ * shard of it.  The value is that of the column that it is distributed by; 0
+ * for one that is on all nodes.  Error: 40001 or 55000 if it is not here.
+ */
+OwnTable *
+ik_part_of(OwnTable *table, Datum home)
+{
+	int64		shard = ik_shard_of(table, home);
+
+	return shard == 0 ? table : shard_of(table, shard);
 }
 
 /*
@@ -294,15 +310,15 @@ ik_tables_here(OwnTable *table)
 {
 	List	   *tables = NIL;
 
-	if (table->by_scope && ik_is_distributed())
+	if (ik_is_spread(table))
 	{
 		int			n;
-		int64	   *here = ik_shards_here(&n);
+		int64	   *here = ik_shards_here(table, &n);
 
 		for (int i = 0; i < n; i++)
 			tables = lappend(tables, shard_of(table, here[i]));
 	}
-	else if (table->by_scope || ik_is_alone())
+	else if (table == &ik_keys || ik_is_alone())
 		tables = list_make1(table);
 	return tables;
 }
@@ -327,6 +343,7 @@ shard_of(const OwnTable *table, int64 shard)
 	own->relid = InvalidOid;
 	own->sweep.started = false;
 	own->shard = shard;
+	own->watched = false;		/* Citus makes no triggers there */
 	own->next = shards;
 	shards = own;
 	MemoryContextSwitchTo(old);

@@ -32,6 +32,15 @@
  *		any other copy of the files: cannot be told from a standby.  There
  *		rotate_token_key(retire => true) makes it another one.
  *
+ *		a cluster of Citus, where each node has a copy of the rows: they were
+ *		written there, too, so their keys are for the database that they were
+ *		made in, on every node, and the newest signs.
+ *
+ * On such a cluster a rotation is committed at one node after the other, and
+ * the last may come late, if it was down.  So a key verifies as soon as it is
+ * here, committed or not: a token of it shows that it is committed elsewhere.
+ * And who consumes a token waits for a transaction that is removing its key.
+ *
  *-------------------------------------------------------------------------
  */
 #include "token/token.h"
@@ -59,7 +68,9 @@ static MemoryContext keys_context = NULL;
 PG_FUNCTION_INFO_V1(idempotency_rotate_token_key);
 PG_FUNCTION_INFO_V1(idempotency_this_database);
 
+static TimestampTz rotate_everywhere(Datum *values, bool retire);
 static void rotate_keys(Relation rel, TimestampTz now, bool retire);
+static const SigningKey *find_key(int64 id);
 static bool is_better(const SigningKey *a, const SigningKey *b);
 static void load_keys(void);
 static bool read_key(TupleTableSlot *slot, SigningKey *key);
@@ -77,7 +88,7 @@ idempotency_rotate_token_key(PG_FUNCTION_ARGS)
 	TimestampTz now;
 	int64		id;
 	bytea	   *secret = palloc(VARHDRSZ + SIGNING_SECRET_SIZE);
-	Datum		values[TOKEN_KEYS_NATTS];
+	Datum		values[TOKEN_KEYS_NATTS] = {0};
 	bool		nulls[TOKEN_KEYS_NATTS] = {[TOKEN_KEYS_ROTATED_AT] = true};
 
 	if (PG_ARGISNULL(0))
@@ -89,24 +100,61 @@ idempotency_rotate_token_key(PG_FUNCTION_ARGS)
 	ik_random_bytes(&id, sizeof(id));
 	ik_random_bytes(VARDATA(secret), SIGNING_SECRET_SIZE);
 	SET_VARSIZE(secret, VARHDRSZ + SIGNING_SECRET_SIZE);
-
-	/* one rotation at a time; a session that reads the keys is not held up */
-	ik_open_row(&row, &ik_token_keys, Int64GetDatum(id),
-				(Datum) 0, 0, ShareRowExclusiveLock);
-	now = GetCurrentTimestamp();
-	rotate_keys(row.rel, now, PG_GETARG_BOOL(0));
-
-	/* past SQL, whose parameters other extensions may log */
 	values[TOKEN_KEYS_ID] = Int64GetDatum(id);
-	values[TOKEN_KEYS_CREATED_AT] = TimestampTzGetDatum(now);
 	values[TOKEN_KEYS_SECRET] = PointerGetDatum(secret);
 	values[TOKEN_KEYS_SYSTEM] = Int64GetDatum((int64) GetSystemIdentifier());
 	values[TOKEN_KEYS_DATABASE] = ObjectIdGetDatum(MyDatabaseId);
 	values[TOKEN_KEYS_KEPT_IN] = ObjectIdGetDatum(MyDatabaseId);
-	ik_insert_row(&row, values, nulls);
-	CacheInvalidateRelcache(row.rel);
-	ik_close_row(&row);
+	if (ik_is_spread(&ik_token_keys))
+		now = rotate_everywhere(values, PG_GETARG_BOOL(0));
+	else
+	{
+		/* one rotation at a time; a session that reads them is not held up */
+		ik_open_row(&row, &ik_token_keys, Int64GetDatum(id),
+					(Datum) 0, 0, ShareRowExclusiveLock);
+		now = GetCurrentTimestamp();
+		rotate_keys(row.rel, now, PG_GETARG_BOOL(0));
+
+		/* past SQL, whose parameters other extensions may log */
+		values[TOKEN_KEYS_CREATED_AT] = TimestampTzGetDatum(now);
+		ik_insert_row(&row, values, nulls);
+		CacheInvalidateRelcache(row.rel);
+		ik_close_row(&row);
+	}
 	PG_RETURN_TIMESTAMPTZ(PG_GETARG_BOOL(0) ? now : now + ik_token_max_ttl * USECS_PER_SEC);
+}
+
+/*
+ * The same on every node of a cluster of Citus, in SQL.  Says when it was.
+ */
+static TimestampTz
+rotate_everywhere(Datum *values, bool retire)
+{
+	/* the row's columns; nothing is said of rotated_at */
+	Oid			types[] = {INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BYTEAOID, INT8OID, OIDOID};
+	Relation	rel = table_open(ik_own_relation("token_keys"), AccessShareLock);
+	TimestampTz now;
+	SavedUser	caller;
+
+	/* one rotation at a time, on whichever nodes they are */
+	ik_become_owner(rel, 0, &caller);
+	SPI_connect();
+	if (SPI_execute("LOCK TABLE idempotency.token_keys IN SHARE ROW EXCLUSIVE MODE",
+					false, 0) != SPI_OK_UTILITY)
+		elog(ERROR, "could not lock the token keys");
+	now = GetCurrentTimestamp();
+	rotate_keys(rel, now, retire);
+	values[TOKEN_KEYS_CREATED_AT] = TimestampTzGetDatum(now);
+	if (SPI_execute_with_args("INSERT INTO idempotency.token_keys"
+							  " (id, created_at, secret, system, database)"
+							  " VALUES ($1, $2, $4, $5, $6)",
+							  lengthof(types), types, values, NULL,
+							  false, 0) != SPI_OK_INSERT)
+		elog(ERROR, "could not write a token key");
+	SPI_finish();
+	ik_become_caller(&caller);
+	table_close(rel, NoLock);
+	return now;
 }
 
 /*
@@ -137,7 +185,7 @@ ik_newest_signing_key(void)
 	load_keys();
 	for (int i = 0; i < nkeys; i++)
 	{
-		if (TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
+		if (keys[i].committed && TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
 			(best == NULL || is_better(&keys[i], best)))
 			best = &keys[i];
 	}
@@ -165,31 +213,53 @@ is_better(const SigningKey *a, const SigningKey *b)
 const SigningKey *
 ik_find_signing_key(int64 id)
 {
+	const SigningKey *key;
+
 	load_keys();
+	key = find_key(id);
+	if (key != NULL && !TIMESTAMP_IS_NOEND(key->rotated_at) &&
+		key->rotated_at <= GetCurrentTimestamp() - ik_token_lifetime())
+		return NULL;
+	return key;
+}
+
+/* Whose open transaction is removing the key that was just found? */
+TransactionId
+ik_rival_of_signing_key(int64 id)
+{
+	const SigningKey *key = find_key(id);
+
+	return key == NULL ? InvalidTransactionId : key->rival;
+}
+
+/* Of two versions of a key, the one that is being written. */
+static const SigningKey *
+find_key(int64 id)
+{
+	const SigningKey *found = NULL;
+
 	for (int i = 0; i < nkeys; i++)
 	{
-		if (keys[i].id == id)
-		{
-			if (!TIMESTAMP_IS_NOEND(keys[i].rotated_at) &&
-				keys[i].rotated_at <= GetCurrentTimestamp() - ik_token_lifetime())
-				return NULL;
-			return &keys[i];
-		}
+		if (keys[i].id == id && (found == NULL || !keys[i].committed))
+			found = &keys[i];
 	}
-	return NULL;
+	return found;
 }
 
 /*
  * Read the keys, unless they are cached.  A change is in effect as soon
  * as it is committed, also for a transaction that began before; so the
  * snapshot is the latest, and invalidations are taken in even if our locks
- * would not make us.
+ * would not make us.  A copy on a cluster has no trigger that sends one, and so
+ * is read each time, with what is being written and removed.
  */
 static void
 load_keys(void)
 {
+	OwnTable   *table;
 	Relation	rel;
 	Snapshot	snapshot;
+	SnapshotData dirty;
 	TableScanDesc scan;
 	TupleTableSlot *slot;
 	int			size = 0;
@@ -198,6 +268,7 @@ load_keys(void)
 	if (loaded &&
 		loaded_changes == ik_table_changes(&ik_token_keys))
 		return;
+	table = ik_part_of(&ik_token_keys, (Datum) 0);
 
 	/* an error on the way leaves none, and the next call reads again */
 	loaded = false;
@@ -209,10 +280,11 @@ load_keys(void)
 	MemoryContextReset(keys_context);
 
 	/* SnapshotAny and a check of our own, since that takes no predicate lock */
-	rel = ik_open_table(&ik_token_keys, AccessShareLock);
+	rel = ik_open_table(table, AccessShareLock);
 	/* counted before the rows are read: a change that comes meanwhile shows */
 	loaded_changes = ik_table_changes(&ik_token_keys);
-	snapshot = RegisterSnapshot(ik_latest_snapshot());
+	InitDirtySnapshot(dirty);
+	snapshot = table->shard != 0 ? &dirty : RegisterSnapshot(ik_latest_snapshot());
 	slot = table_slot_create(rel, NULL);
 	scan = table_beginscan_strat(rel, SnapshotAny, 0, NULL, true, false);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
@@ -227,14 +299,24 @@ load_keys(void)
 				repalloc(keys, size * sizeof(SigningKey));
 		}
 		/* a row that holds no key of our size neither signs nor verifies */
-		if (read_key(slot, &keys[nkeys]))
-			nkeys++;
+		if (!read_key(slot, &keys[nkeys]))
+			continue;
+		keys[nkeys].committed = true;
+		keys[nkeys].rival = InvalidTransactionId;
+		if (table->shard != 0)
+		{
+			keys[nkeys].ours = true;
+			keys[nkeys].committed = !TransactionIdIsValid(dirty.xmin);
+			keys[nkeys].rival = dirty.xmax;
+		}
+		nkeys++;
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
+	if (table->shard == 0)
+		UnregisterSnapshot(snapshot);
 	table_close(rel, NoLock);
-	loaded = true;
+	loaded = table->shard == 0;
 }
 
 /* A row as a key; false: it is none. */

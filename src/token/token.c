@@ -12,6 +12,12 @@
  * stale whether or not its mark is still there, and what purge removes never
  * changes an answer.
  *
+ * On a cluster of Citus a mark is on the node that the token's id leads to, and
+ * what decides about the token is done there.  Each node has the generations
+ * and the signing keys, so issuing is local.  A change of these is committed at
+ * one node after the other: who is about to mark a token waits for one that is
+ * on its way.
+ *
  *-------------------------------------------------------------------------
  */
 #include "token/token.h"
@@ -20,6 +26,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
+#include "executor/spi.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/builtins.h"
@@ -75,9 +82,12 @@ PG_FUNCTION_INFO_V1(idempotency_check_token);
 PG_FUNCTION_INFO_V1(idempotency_revoke_token);
 PG_FUNCTION_INFO_V1(idempotency_revoke_tokens);
 
+static TimestampTz raise_everywhere(const Token *token);
 static void get_binding(FunctionCallInfo fcinfo, int first, Token *token);
 static bool get_token(FunctionCallInfo fcinfo, Token *token);
 static TimestampTz expiry(TimestampTz issued_at, const Interval *ttl);
+static bool send_home(FunctionCallInfo fcinfo, Token *token, bool *readable,
+					  Datum *result);
 static bool is_genuine(const Token *token);
 static bool is_stale(const Token *token, TimestampTz now);
 static TokenStatus look_at_token(Token *token);
@@ -85,6 +95,7 @@ static TokenStatus mark_token(Token *token, bool revoke, TimestampTz give_up,
 							  const char *function);
 static TokenStatus judge(Token *token, RowAccess *row, TimestampTz give_up,
 						 TimestampTz *now);
+static TransactionId rival_of_token(const Token *token);
 static TokenStatus judge_marked(Token *token, RowAccess *row);
 static TokenStatus judge_unmarked(const Token *token, TimestampTz *now);
 static void write_mark(RowAccess *row, const Token *token, bool revoke);
@@ -150,7 +161,10 @@ idempotency_consume_token(PG_FUNCTION_ARGS)
 	bool		readable = get_token(fcinfo, &token);
 	TimestampTz give_up = ik_give_up_at(PG_ARGISNULL(3) ? NULL :
 										PG_GETARG_INTERVAL_P(3));
+	Datum		result;
 
+	if (send_home(fcinfo, &token, &readable, &result))
+		return result;
 	if (readable)
 		status = mark_token(&token, false, give_up,
 							"idempotency.consume_token()");
@@ -169,8 +183,12 @@ idempotency_check_token(PG_FUNCTION_ARGS)
 {
 	Token		token = {0};
 	TokenStatus status = TOKEN_INVALID;
+	bool		readable = get_token(fcinfo, &token);
+	Datum		result;
 
-	if (get_token(fcinfo, &token))
+	if (send_home(fcinfo, &token, &readable, &result))
+		return result;
+	if (readable)
 		status = look_at_token(&token);
 	ik_count(COUNT_CHECK_TOKEN, status);
 	return token_result(fcinfo, &token, status);
@@ -185,8 +203,12 @@ idempotency_revoke_token(PG_FUNCTION_ARGS)
 {
 	Token		token = {0};
 	TokenStatus status = TOKEN_INVALID;
+	bool		readable = get_token(fcinfo, &token);
+	Datum		result;
 
-	if (get_token(fcinfo, &token))
+	if (send_home(fcinfo, &token, &readable, &result))
+		return result;
+	if (readable)
 		status = mark_token(&token, true, ik_give_up_at(NULL),
 							"idempotency.revoke_token()");
 	ik_count(COUNT_REVOKE_TOKEN,
@@ -215,6 +237,12 @@ idempotency_revoke_tokens(PG_FUNCTION_ARGS)
 
 	get_binding(fcinfo, 0, &token);
 	ik_refuse_to_write("idempotency.revoke_tokens()");
+	if (ik_is_spread(&ik_token_generations))
+	{
+		now = raise_everywhere(&token);
+		ik_count(COUNT_REVOKE_TOKENS, COUNT_DONE);
+		PG_RETURN_TIMESTAMPTZ(now);
+	}
 
 	open_generation(&row, &token, RowExclusiveLock);
 	ik_lock_row(&row);
@@ -239,6 +267,41 @@ idempotency_revoke_tokens(PG_FUNCTION_ARGS)
 	ik_close_row(&row);
 	ik_count(COUNT_REVOKE_TOKENS, COUNT_DONE);
 	PG_RETURN_TIMESTAMPTZ(now);
+}
+
+/*
+ * Raise a generation on every node of a cluster of Citus, in SQL.  Says when
+ * that was.
+ */
+static TimestampTz
+raise_everywhere(const Token *token)
+{
+	Oid			types[] = {INT8OID, TIMESTAMPTZOID, TEXTOID, TEXTOID};
+	Relation	rel = table_open(ik_own_relation("token_generations"), AccessShareLock);
+	TimestampTz now = GetCurrentTimestamp();
+	SavedUser	caller;
+	Datum		values[] = {
+		Int64GetDatum(now),
+		TimestampTzGetDatum(now),
+		PointerGetDatum(token->subject),
+		PointerGetDatum(token->purpose)
+	};
+
+	ik_become_owner(rel, 0, &caller);
+	SPI_connect();
+	if (SPI_execute_with_args("INSERT INTO idempotency.token_generations AS g"
+							  " (generation, raised_at, subject, purpose)"
+							  " VALUES ($1, $2, $3, $4)"
+							  " ON CONFLICT (subject, purpose) DO UPDATE"
+							  " SET generation = greatest(excluded.generation, g.generation OPERATOR(pg_catalog.+) 1),"
+							  " raised_at = excluded.raised_at",
+							  lengthof(types), types, values, NULL,
+							  false, 0) != SPI_OK_INSERT)
+		elog(ERROR, "could not raise a generation of tokens");
+	SPI_finish();
+	ik_become_caller(&caller);
+	table_close(rel, NoLock);
+	return now;
 }
 
 /*
@@ -316,6 +379,20 @@ expiry(TimestampTz issued_at, const Interval *ttl)
 	return expires_at;
 }
 
+/*
+ * On a cluster of Citus, make the call on the node of the token's mark; false:
+ * it is to be made here.  What was not signed by us needs no message: it is
+ * not readable.
+ */
+static bool
+send_home(FunctionCallInfo fcinfo, Token *token, bool *readable, Datum *result)
+{
+	if (!*readable || !ik_is_spread(&ik_used_tokens))
+		return false;
+	*readable = is_genuine(token);
+	return *readable && ik_send_token_home(fcinfo, &token->id, result);
+}
+
 /* Did we sign this, with a key that still verifies? */
 static bool
 is_genuine(const Token *token)
@@ -377,7 +454,12 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 	}
 
 	open_mark(&row, token, RowExclusiveLock);
-	status = judge(token, &row, give_up, &now);
+	if (row.table->shard != 0 && ik_look_at_row(&row) == ROW_FOUND)
+		status = look_at_token(token);	/* no need to hold the shard */
+	else if (!ik_hold_home(&row, give_up))
+		status = TOKEN_BUSY;
+	else
+		status = judge(token, &row, give_up, &now);
 	if (status == TOKEN_VALID)
 	{
 		PreventCommandIfReadOnly(function);
@@ -411,11 +493,40 @@ judge(Token *token, RowAccess *row, TimestampTz give_up, TimestampTz *now)
 			return judge_marked(token, row);
 		/* no mark, and under the lock nobody else can make one */
 		if (row->state == ROW_ABSENT && row->locked)
-			return judge_unmarked(token, now);
+		{
+			TransactionId rival = row->table->shard == 0 ?
+				InvalidTransactionId : rival_of_token(token);
+
+			if (!TransactionIdIsValid(rival))
+				return judge_unmarked(token, now);
+			ik_unlock_row(row);
+			if (TIMESTAMP_IS_NOBEGIN(give_up) ||
+				!ik_wait_for_xact(rival, give_up))
+				return TOKEN_BUSY;
+			continue;
+		}
 		/* a rival is making one, or is about to */
 		if (!ik_wait_for_row(row, give_up))
 			return TOKEN_BUSY;
 	}
+}
+
+/*
+ * On a cluster of Citus: whose open transaction is revoking the token, with
+ * others or with its signing key?  It may be committed on other nodes.
+ */
+static TransactionId
+rival_of_token(const Token *token)
+{
+	TransactionId rival = ik_rival_of_signing_key(token->signing_key);
+	RowAccess	row;
+
+	if (TransactionIdIsValid(rival))
+		return rival;
+	open_generation(&row, token, AccessShareLock);
+	rival = ik_look_at_row(&row) == ROW_RIVAL ? row.rival : InvalidTransactionId;
+	ik_close_row(&row);
+	return rival;
 }
 
 /* The status of a token whose mark was found. */
@@ -514,7 +625,7 @@ token_result(FunctionCallInfo fcinfo, const Token *token, TokenStatus status)
 static void
 open_mark(RowAccess *row, Token *token, LOCKMODE lockmode)
 {
-	ik_open_row(row, &ik_used_tokens,
+	ik_open_row(row, ik_part_of(&ik_used_tokens, UUIDPGetDatum(&token->id)),
 				UUIDPGetDatum(&token->id), (Datum) 0,
 				mark_hash(&token->id), lockmode);
 }
@@ -522,7 +633,7 @@ open_mark(RowAccess *row, Token *token, LOCKMODE lockmode)
 static void
 open_generation(RowAccess *row, const Token *token, LOCKMODE lockmode)
 {
-	ik_open_row(row, &ik_token_generations,
+	ik_open_row(row, ik_part_of(&ik_token_generations, (Datum) 0),
 				PointerGetDatum(token->subject),
 				PointerGetDatum(token->purpose),
 				generation_hash(token->binding), lockmode);
@@ -546,7 +657,7 @@ generation_hash(const text *binding)
 static int64
 current_generation(const Token *token)
 {
-	Relation	rel = ik_open_table(&ik_token_generations,
+	Relation	rel = ik_open_table(ik_part_of(&ik_token_generations, (Datum) 0),
 									AccessShareLock);
 	bool		any = RelationGetNumberOfBlocks(rel) > 0;
 	int64		generation = 0;

@@ -57,6 +57,10 @@ typedef struct SigningKey
 	/* the database that its tokens are for (signing_key.c) */
 	uint8		database[DATABASE_NAME_SIZE];
 	bool		ours;			/* is it this one? */
+
+	/* on a cluster of Citus */
+	bool		committed;		/* or still being written here */
+	TransactionId rival;		/* that is removing it, or none */
 } SigningKey;
 
 /* the statuses of token_result, as they are counted (token.c) */
@@ -77,6 +81,7 @@ extern text *ik_base64url(const void *bytes, int len);
 extern const SigningKey *ik_newest_signing_key(void);
 extern const SigningKey *ik_find_signing_key(int64 id);
 extern int64 ik_token_lifetime(void);
+extern TransactionId ik_rival_of_signing_key(int64 id);
 extern void ik_random_bytes(void *buffer, int len);
 
 #endif							/* IK_TOKEN_H */

@@ -9,6 +9,9 @@
  * idempotency.purge_databases, one after the other; the worker sweeps once and
  * ends.  While idempotency.purge_databases is empty, the launcher sleeps.
  *
+ * On the coordinator of a Citus cluster a worker also sees to nodes that were
+ * added (citus.c).
+ *
  * A worker commits after every batch, leaves at once if somebody wants to drop
  * or copy its database, and gives up before a table that stays locked.
  *
@@ -209,6 +212,14 @@ sweep_database(void)
 		pgstat_report_activity(STATE_IDLE, NULL);
 		if (!installed)
 			return;
+	}
+	if (!wanted)
+	{
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		ik_reach_new_nodes();
+		PopActiveSnapshot();
+		CommitTransactionCommand();
 	}
 	strlcpy(current.outcome, wanted ? "gave way" : "finished",
 			sizeof(current.outcome));

@@ -88,6 +88,7 @@ SELECT idempotency.at_home('rare', 'idempotency.spread_lock_scope(text)', ARRAY[
 SELECT idempotency.at_home('rare', 'pg_catalog.pg_backend_pid()', '{}', -1, 0, false);
 SELECT idempotency.at_home('rare', '-', '{}', -1, 0, false);
 SELECT idempotency.at_home('rare', NULL, '{}', -1, 0, false);
+SELECT idempotency.at_home('00000000-0000-0000-0000-000000000000'::uuid, 'idempotency.check_token(text,text,text)', '{no token, s, p}', -1, 0, false);
 
 SET client_min_messages = warning;
 DELETE FROM idempotency.keys;
