@@ -887,13 +887,14 @@ COMMIT;
 		push @pids, $pid and next if $pid;
 		open STDERR, '>>', "$dir/errors";
 		open STDOUT, '>>', "$dir/out";
-		while (time < $end)
+		until (-e "$dir/enough")
 		{
 			system 'pgbench', '-n', '-c', 1, '-T', 2, '-f', "$dir/job.sql\@2", '-f', "$dir/token.sql\@1", '-h', $node->host, '-p', $node->port, 'postgres';
 		}
 		POSIX::_exit(0);
 	}
-	while (time < $end)
+	# longer, where the machine is so busy that nothing was met so far
+	while (time < $end || (!$killed || !$moved) && time < $end + 120)
 	{
 		sleep 0.5;
 		$killed += query($nodes[ rand 4 ], "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
@@ -906,6 +907,7 @@ COMMIT;
 			FROM (SELECT * FROM $placements WHERE logicalrelid IN ('idempotency.keys'::regclass, 'idempotency.used_tokens'::regclass) AND nodeport <> %d ORDER BY random() LIMIT 1) s}, $to->port, rand > 0.5 ? 'block_writes' : 'force_logical', $to->port);
 		$moved++ if defined $ret && $ret == 0;
 	}
+	append_to_file("$dir/enough", '');
 	waitpid $_, 0 for @pids;
 	sleep 4;	# Citus completes what was prepared
 	my $rows = query($coordinator, "SELECT count(*) FROM $table");
