@@ -263,7 +263,7 @@ ik_check_place(const OwnTable *table)
 						(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 						 errmsg("%s are not distributed, and the database has more nodes",
 								spread == KEYS ? "keys" : "tokens"),
-						 errdetail("Each node of the Citus cluster would grant the same key."),
+						 errdetail("Each node of the Citus cluster would grant the same once more."),
 						 errhint("Call SELECT idempotency.distribute() on the coordinator.")));
 			/* opened as a shard of what has been one table again since */
 			if (table->shard != 0)
@@ -302,12 +302,10 @@ ik_is_distributed(void)
 bool
 ik_is_spread(const OwnTable *table)
 {
-	Spread	   *spread;
+	Spread	   *spread = spread_of(table);
 
-	learn();
-	if (!OidIsValid(cluster.relids[0]))
-		return false;			/* Citus is not there */
-	spread = spread_of(table);
+	if (!cluster.known)
+		learn();
 	return spread != NULL && spread->shape == SHAPE_SPREAD;
 }
 

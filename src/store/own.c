@@ -18,8 +18,8 @@
  *		triggers, rules, row security, checks or domains, and every index with
  *		a function, an operator class or a type that is not built in.
  *
- *		machines, the history and the rotation of token keys, which are
- *		written in SQL: also what the table's owner has put on it.  It runs as
+ *		machines, the history, the rotation of token keys, and on a cluster of
+ *		Citus the revocation of all tokens, which are written in SQL: also what the table's owner has put on it.  It runs as
  *		him, in a security-restricted operation, so that nothing of it is left
  *		to run later as our caller: no deferred trigger, no temporary object,
  *		no setting.  And nothing of our caller's is found by it: his search
