@@ -642,6 +642,7 @@ sub value
 	return pick(0, 1, 1, 1, 2, 2, 3, 10, 100, -1, 10001, 2147483647, '(-2147483648)') . '::int' if $type eq 'integer';
 	return pick('true', 'false') if $type eq 'boolean';
 	return relation_value() . '::regclass' if $type eq 'regclass';
+	return pick("'00000000-0000-0000-0000-000000000000'", "'ffffffff-ffff-ffff-ffff-ffffffffffff'", 'gen_random_uuid()::text') . '::uuid' if $type eq 'uuid';
 	return any_value($function) if $type eq 'anyelement';
 	return array_value($type) if $type =~ /\[\]$/;
 	die "value for type $type";
