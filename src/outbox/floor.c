@@ -24,10 +24,12 @@
  *
  * Floors are memory of this backend, right or absent, also when the call that
  * raised them fails: what a long call found out survives a time-out.  Other
- * sessions begin with some of it (share.c).  A clock that is set back could still
- * hide an event that waits for a time.  So now and then a topic is read from its
- * beginning, at the earliest after a hundred times as long as that took the last
- * time, and after a second.
+ * sessions begin with some of it (share.c).  They are told apart by a hash under
+ * the database's secret: nobody can choose an ordering key whose floor is
+ * another's, and so let events of that one overtake each other.  A clock that is
+ * set back could still hide an event that waits for a time.  So now and then a
+ * topic is read from its beginning, at the earliest after a hundred times as long
+ * as that took the last time, and after a second.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,7 +40,6 @@
 #include "access/transam.h"
 #include "access/xact.h"
 #include "commands/sequence.h"
-#include "common/hashfn.h"
 #include "storage/bufmgr.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -97,7 +98,8 @@ static void at_xact(XactEvent event, void *arg);
 static void at_subxact(SubXactEvent event, SubTransactionId mine,
 					   SubTransactionId parent, void *arg);
 static void take_back(void);
-static uint64 hash_text(Datum value, uint64 seed);
+static void hash_text(const uint8 *secret, Datum value, uint64 *digest);
+static uint64 hash_of(Datum topic, const Datum *key);
 
 /*
  * Look around before the queue is read: whose transactions are open, and whose
@@ -275,7 +277,7 @@ newest_number(Oid sequence)
 Floor *
 ik_topic_floor(const text *topic, Relation events, TimestampTz now)
 {
-	uint64		hash = hash_text(PointerGetDatum(topic), 0);
+	uint64		hash = hash_of(PointerGetDatum(topic), NULL);
 	Floor	   *floor = &floors[hash % lengthof(floors)];
 
 	bool		fresh = floor->topic != hash;
@@ -306,7 +308,7 @@ ik_topic_floor(const text *topic, Relation events, TimestampTz now)
 int64 *
 ik_key_floor(Datum topic, Datum key)
 {
-	uint64		hash = hash_text(key, hash_text(topic, 0));
+	uint64		hash = hash_of(topic, &key);
 	int			i = hash % lengthof(key_floors);
 
 	if (key_floors[i].key != hash)
@@ -419,11 +421,25 @@ take_back(void)
 		lower_floors(touched.number, touched.time);
 }
 
-static uint64
-hash_text(Datum value, uint64 seed)
+static void
+hash_text(const uint8 *secret, Datum value, uint64 *digest)
 {
-	text	   *name = DatumGetTextPP(value);
+	text	   *bytes = DatumGetTextPP(value);
 
-	return hash_bytes_extended((unsigned char *) VARDATA_ANY(name),
-							   VARSIZE_ANY_EXHDR(name), seed);
+	ik_siphash(secret, VARDATA_ANY(bytes), VARSIZE_ANY_EXHDR(bytes),
+			   (uint8 *) digest, 2 * sizeof(uint64));
+}
+
+/* Of a topic, or of an ordering key under its topic; else key is NULL. */
+static uint64
+hash_of(Datum topic, const Datum *key)
+{
+	static const uint8 no_secret[16] = {0};
+	const Secret *secret = ik_newest_secret();
+	uint64		digest[2];
+
+	hash_text(secret ? secret->for_locks : no_secret, topic, digest);
+	if (key != NULL)
+		hash_text((uint8 *) digest, *key, digest);
+	return digest[0];
 }
