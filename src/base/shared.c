@@ -25,7 +25,9 @@
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
 #ifdef compat_named_segment
@@ -296,6 +298,9 @@ free_a_share(void)
 		Oid			dropped = candidate->database;
 		bool		taken;
 
+		/* it may have been created just now, and have taken a free share */
+		AcceptInvalidationMessages();
+		InvalidateCatalogSnapshot();
 		if (SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(dropped)))
 			continue;
 		LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
