@@ -332,7 +332,7 @@ static void
 take_events(Take *take)
 {
 	static bool turn;
-	int64		half = (take->max + turn) / 2;
+	int64		half = take->max / 2 + (turn && take->max % 2 == 1);
 	bool		all;
 
 	turn = !turn;
