@@ -111,6 +111,8 @@ ISOLATION = \
 	key_wait \
 	lease_takeover \
 	machine_ddl \
+	machine_detach \
+	machine_dropped_table \
 	machine_race \
 	machine_snapshot \
 	outbox_ack \

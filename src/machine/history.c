@@ -8,7 +8,6 @@
 #include "machine/machine.h"
 
 #include "access/table.h"
-#include "catalog/partition.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -27,18 +26,6 @@ static int64 delete_oldest(Relation log, TimestampTz before, int32 max);
 static Datum row_id(const TableInfo *table, Relation rel,
 					TupleTableSlot *slot);
 
-/* The table that the caller knows: of a partition, the topmost one. */
-Oid
-ik_root_of(Relation rel)
-{
-	List	   *ancestors;
-
-	if (!rel->rd_rel->relispartition)
-		return RelationGetRelid(rel);
-	ancestors = get_partition_ancestors(RelationGetRelid(rel));
-	return llast_oid(ancestors);
-}
-
 /*
  * Write a row of history.  The key and the states become jsonb and text as the
  * role that ran the UPDATE, whose types they may be; then the INSERT runs as
@@ -52,7 +39,7 @@ ik_log_move(Relation rel, const TableInfo *table, const Guard *guard,
 	TEXTOID, TIMESTAMPTZOID, TEXTOID};
 	Datum		values[8];
 	char		nulls[9] = "        ";
-	Oid			root = ik_whole_of(ik_root_of(rel));
+	char	   *name;
 	int			nest;
 	Relation	log;
 	SavedUser	caller;
@@ -60,8 +47,10 @@ ik_log_move(Relation rel, const TableInfo *table, const Guard *guard,
 	/* as the writer */
 	nest = NewGUCNestLevel();
 	settings_of_log(table);
-	values[0] = CStringGetTextDatum(quote_qualified_identifier(get_namespace_name(get_rel_namespace(root)),
-															   get_rel_name(root)));
+	/* a root that goes meanwhile leaves the partition with another one */
+	while ((name = ik_name_if_there(ik_whole_of(ik_root_of(rel)))) == NULL)
+		CHECK_FOR_INTERRUPTS();
+	values[0] = CStringGetTextDatum(name);
 	values[1] = row_id(table, rel, slot);
 	AtEOXact_GUC(true, nest);
 	values[2] = CStringGetTextDatum(guard->machine);

@@ -257,7 +257,7 @@ refuse_if_attached(const char *name)
 	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	HeapTuple	tuple;
 	Oid			first = InvalidOid;
-	Oid			table = InvalidOid;
+	char	   *table = NULL;
 
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
@@ -273,8 +273,13 @@ refuse_if_attached(const char *name)
 		if (!isnull && strcmp(VARDATA_ANY(DatumGetByteaPP(args)), name) == 0 &&
 			(!OidIsValid(first) || trigger->oid < first))
 		{
+			/* the list may be older than a DROP TABLE: then nothing is attached */
+			char	   *there = ik_name_if_there(trigger->tgrelid);
+
+			if (there == NULL)
+				continue;
 			first = trigger->oid;
-			table = trigger->tgrelid;
+			table = there;
 		}
 	}
 	systable_endscan(scan);
@@ -285,8 +290,7 @@ refuse_if_attached(const char *name)
 				 errmsg("cannot drop machine \"%s\" because it is attached",
 						name),
 				 errdetail("It is attached to table %s.",
-						   quote_qualified_identifier(get_namespace_name(get_rel_namespace(table)),
-													  get_rel_name(table))),
+						   table),
 				 errhint("Call idempotency.detach_machine() for each table first.")));
 }
 

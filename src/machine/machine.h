@@ -98,7 +98,6 @@ extern const UpdateHooks ik_move_hooks;
 pg_noreturn extern void ik_refuse_unattached(Relation rel, AttrNumber column);
 
 /* history.c: the moves that are written down */
-extern Oid	ik_root_of(Relation rel);
 extern void ik_log_move(Relation rel, const TableInfo *table,
 						const Guard *guard, TupleTableSlot *slot,
 						NameRef from, NameRef to, NameRef event);

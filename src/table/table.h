@@ -106,9 +106,11 @@ extern Relation ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column);
 extern AttrNumber ik_column_number(Relation rel, const char *name,
 								   const char *hint);
 extern void ik_refuse_children(Relation rel);
+extern Oid	ik_root_of(Relation rel);
 pg_noreturn extern void ik_refuse_foreign(Relation rel);
 pg_noreturn extern void ik_refuse_table(const char *message, const char *hint);
 extern char *ik_quoted_name(Relation rel);
+extern char *ik_name_if_there(Oid relid);
 extern char *ik_quoted_column(Relation rel, AttrNumber column);
 
 /* convert.c: values and operators of its columns */

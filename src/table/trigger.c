@@ -80,8 +80,10 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 	/* the table: rows that the triggers do not see, or UPDATEs that are none */
 	if (rel->rd_rel->relispartition)
 		ik_refuse_table(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),
+						ik_root_of(rel) == relid ?
+						"It is being detached: ALTER TABLE ... DETACH PARTITION ... FINALIZE makes it a table of its own." :
 						psprintf("Attach to the partitioned table \"%s\": its partitions follow.",
-								 get_rel_name(llast_oid(get_partition_ancestors(relid)))));
+								 get_rel_name(ik_root_of(rel))));
 	ik_refuse_children(rel);
 	if (has_superclass(relid))
 		ik_refuse_table(psprintf("table \"%s\" inherits from another",

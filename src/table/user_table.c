@@ -9,6 +9,7 @@
 
 #include "access/relation.h"
 #include "access/table.h"
+#include "catalog/partition.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "miscadmin.h"
@@ -115,6 +116,21 @@ ik_refuse_children(Relation rel)
 						"Use a partitioned table.");
 }
 
+/*
+ * The table that the caller knows: of a partition, the topmost one.  A partition
+ * has no ancestors any more, and is its own root, as soon as DETACH ...
+ * CONCURRENTLY has begun: it waits, or was cancelled and waits for FINALIZE.
+ */
+Oid
+ik_root_of(Relation rel)
+{
+	List	   *ancestors = NIL;
+
+	if (rel->rd_rel->relispartition)
+		ancestors = get_partition_ancestors(RelationGetRelid(rel));
+	return ancestors == NIL ? RelationGetRelid(rel) : llast_oid(ancestors);
+}
+
 /* 0A000 for a partition whose rows are elsewhere. */
 void
 ik_refuse_foreign(Relation rel)
@@ -130,6 +146,19 @@ ik_quoted_name(Relation rel)
 {
 	return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
 									  RelationGetRelationName(rel));
+}
+
+/*
+ * The same for a table that is not locked; NULL: it has been dropped, also
+ * after the caller has read its OID in a catalog.
+ */
+char *
+ik_name_if_there(Oid relid)
+{
+	char	   *name = get_rel_name(relid);
+	char	   *schema = name == NULL ? NULL : get_namespace_name(get_rel_namespace(relid));
+
+	return schema == NULL ? NULL : quote_qualified_identifier(schema, name);
 }
 
 char *
