@@ -269,6 +269,12 @@ collect_names(StringInfo names, ArrayType *conflict, Jsonb *new_row)
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("conflict must not be empty"),
 					 errhint("Name the columns of a unique index, or pass NULL.")));
+		/* each is looked for among the columns, and the plan keeps them all */
+		if (nconflict > INDEX_MAX_KEYS)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("conflict has more than %d names", INDEX_MAX_KEYS),
+					 errhint("A unique index has no more columns: name each of them once.")));
 	}
 	appendBinaryStringInfo(names, (char *) &nconflict, sizeof(int));
 	for (int i = 0; i < nconflict; i++)

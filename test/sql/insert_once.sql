@@ -118,6 +118,7 @@ FROM (VALUES
   ('NULL::pay_order',     $$'{"request_id": "r9", "id": 1}', ARRAY['request_id']$$),
   ('NULL::pay_order',     $$'{"request_id": null}'$$),
   ('NULL::pay_order',     $$'{"request_id": "r9"}', '{}'$$),
+  ('NULL::pay_order',     $$'{"request_id": "r9"}', array_fill('request_id'::text, ARRAY[33])$$),
   ('NULL::pay_order',     $$'{"request_id": "r9"}', ARRAY[NULL]$$),
   ('NULL::pay_order',     $$'{"request_id": "r9"}', ARRAY['requestid']$$),
   ('NULL::pay_order',     $$'{"request_id": "r9"}', ARRAY['amount']$$),
