@@ -139,6 +139,7 @@ ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 				int arg)
 {
 	Jsonb	   *changes;
+	int			n;
 	JsonbIterator *it;
 	JsonbIteratorToken token;
 	JsonbValue	value;
@@ -154,8 +155,10 @@ ik_read_changes(GuardedUpdate *update, FunctionCallInfo fcinfo,
 				 errhint("Build it with jsonb_build_object('column', value, ...).")));
 	if (JB_ROOT_COUNT(changes) == 0)
 		return;
-	update->changed = palloc(JB_ROOT_COUNT(changes) * sizeof(AttrNumber));
-	columns = CreateTemplateTupleDesc(JB_ROOT_COUNT(changes));
+	/* if there are more members than columns, one of them is unknown */
+	n = Min(JB_ROOT_COUNT(changes), RelationGetNumberOfAttributes(update->rel));
+	update->changed = palloc(n * sizeof(AttrNumber));
+	columns = CreateTemplateTupleDesc(n);
 
 	/* the columns first, which tell how to read the values */
 	it = JsonbIteratorInit(&changes->root);
