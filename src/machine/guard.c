@@ -29,6 +29,7 @@
 
 #include "access/sysattr.h"
 #include "commands/trigger.h"
+#include "miscadmin.h"
 #include "utils/datum.h"
 #include "utils/snapmgr.h"
 
@@ -52,6 +53,8 @@ idempotency_guard_state(PG_FUNCTION_ARGS)
 	const Trigger *trigger = trigdata->tg_trigger;
 	const Guard *guard;
 
+	/* PostgreSQL does not ask between the AFTER triggers of a million rows */
+	CHECK_FOR_INTERRUPTS();
 	if (trigger->tgnattr > 0)
 	{
 		guard = ik_guard_of(table, trigger->tgattr[0]);
