@@ -207,7 +207,7 @@ sub changes
 	my ($op) = @_;
 	return 0 if $op->{error} && $op->{error} ne '57014';
 	return 1 if $op->{lost} && $op->{do} !~ /^(claim|lookup|extend|checkpoint)$/;
-	return $op->{got} || $op->{effect} || $op->{do} =~ /release|forget/ && $op->{rows}[0][0] eq 't';
+	return $op->{got} || $op->{effect} || $op->{do} =~ /release|forget/ && ($op->{rows}[0][0] // '') eq 't';
 }
 
 # Somebody may be at the key during the operation.

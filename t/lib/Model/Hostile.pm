@@ -381,7 +381,8 @@ sub own
 	my $n = $op->{n};
 	my $state = $op->{pick}->(qw(NEW PAID SHIPPED REFUNDED));
 	my $own = 'regress_hostile.trap';
-	$op->{may} = 'IK001 IK002 IK003 IK004 IK005 39P01 22P02 22023 42804 23505 42883 0A000 40001';
+	# 42501: a function under run() has turned row security off in this transaction
+	$op->{may} = 'IK001 IK002 IK003 IK004 IK005 39P01 22P02 22023 42804 23505 42883 0A000 40001 42501';
 	return $op->{pick}->(
 		"SELECT outcome FROM idempotency.transition('$own', $id, NULL, '$state', '{\"n\": $n, \"fence\": $n}')", "SELECT outcome FROM idempotency.transition('$own', '$id'::regress_hostile.label, 'NEW', 'PAID', '{\"note\": \"y\", \"fence\": $n}')",
 		"SELECT outcome FROM idempotency.transition('$own', ${id}::regress_hostile.number, 'PAID', 'REFUNDED', '{\"fence\": $n}')", "SELECT outcome FROM idempotency.fire('$own', ROW($id, '$id')::regress_hostile.thing, 'pay', '{\"fence\": $n}')",

@@ -576,9 +576,9 @@ sub learn
 	}
 	elsif ($do eq 'extend' || $do eq 'checkpoint')
 	{
-		# who shows the fence holds the key in this transaction too
+		# who shows the fence holds the key in this transaction too, unless it has ended the lease
 		$op->{deadline} = $first if $do eq 'extend';
-		$own->{ $op->{key} } = { leased => $op->{grant}{op} };
+		$own->{ $op->{key} } = { leased => $op->{grant}{op} } unless !defined $first && $own->{ $op->{key} }{answer};
 	}
 	elsif ($do eq 'issue') { push @{ $h->{tokens} }, { text => $first, expires => $more[0], subject => $op->{subject}, op => $op }; }
 	elsif ($do eq 'consume') { $op->{got} = $first eq 'consumed'; }
