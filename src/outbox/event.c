@@ -16,6 +16,9 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+static bool find_first(Outbox *box, int index, ScanKey keys, int nkeys,
+					   TupleTableSlot *event, TransactionId *rival);
+
 /* Open what a call works on.  Errors: 25006, 55000. */
 void
 ik_open_outbox(Outbox *box, const char *function, bool with_leases)
@@ -111,20 +114,52 @@ ik_fetch_event(Outbox *box, int64 id, TupleTableSlot *event,
 			   TransactionId *rival)
 {
 	ScanKeyData key;
-	SnapshotData dirty;
-	IndexScanDesc scan;
-	bool		found;
 
-	InitDirtySnapshot(dirty);
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
-	scan = ik_scan_rows(&box->events, PRIMARY_KEY, &dirty, &key, 1);
+	return find_first(box, PRIMARY_KEY, &key, 1, event, rival);
+}
+
+/*
+ * The first event by an index that is committed or our own, and who is changing
+ * it.  A dirty snapshot alone could miss one whose next version is written and
+ * committed between our look at the index and our look at the row: so what is
+ * there is told by a snapshot from before the scan.  It is no scan with that
+ * snapshot where a predicate lock would be taken.
+ */
+static bool
+find_first(Outbox *box, int index, ScanKey keys, int nkeys,
+		   TupleTableSlot *event, TransactionId *rival)
+{
+	Relation	rel = box->events.rel;
+	bool		found;
+	bool		current;
+
 	do
-		found = index_getnext_slot(scan, ForwardScanDirection, event);
-	while (found && TransactionIdIsValid(dirty.xmin));
-	*rival = found ? dirty.xmax : InvalidTransactionId;
-	if (found)
-		slot_getallattrs(event);
-	index_endscan(scan);
+	{
+		Snapshot	latest = RegisterSnapshot(GetLatestSnapshot());
+		IndexScanDesc scan = ik_scan_rows(&box->events, index,
+										  IsolationIsSerializable() ? SnapshotAny : latest,
+										  keys, nkeys);
+		SnapshotData dirty;
+
+		CHECK_FOR_INTERRUPTS();
+		latest->curcid = InvalidCommandId;	/* with what this command wrote */
+		InitDirtySnapshot(dirty);
+		dirty.xmax = InvalidTransactionId;
+		current = true;
+		do
+			found = index_getnext_slot(scan, ForwardScanDirection, event);
+		while (found && !table_tuple_satisfies_snapshot(rel, event, latest));
+		if (found)
+		{
+			/* it may have been changed since that snapshot: then look again */
+			current = table_tuple_satisfies_snapshot(rel, event, &dirty);
+			slot_getallattrs(event);
+		}
+		*rival = dirty.xmax;
+		index_endscan(scan);
+		UnregisterSnapshot(latest);
+	} while (!current);
 	return found;
 }
 
@@ -139,27 +174,16 @@ ik_find_head(Outbox *box, Datum topic, Datum key, int64 not_above,
 {
 	int64	   *floor = ik_key_floor(topic, key);
 	ScanKeyData keys[3];
-	SnapshotData dirty;
-	IndexScanDesc scan;
 	bool		found;
 
 	*floor = Min(*floor, not_above);
-	InitDirtySnapshot(dirty);
 	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, F_TEXTEQ, key);
 	ScanKeyInit(&keys[1], 2, BTEqualStrategyNumber, F_TEXTEQ, topic);
 	ScanKeyInit(&keys[2], 3, BTGreaterEqualStrategyNumber, F_INT8GE,
 				Int64GetDatum(*floor));
-	scan = ik_scan_rows(&box->events, OUTBOX_BY_KEY, &dirty, keys, 3);
-	do
-		found = index_getnext_slot(scan, ForwardScanDirection, box->head);
-	while (found && TransactionIdIsValid(dirty.xmin));
-	*rival = found ? dirty.xmax : InvalidTransactionId;
+	found = find_first(box, OUTBOX_BY_KEY, keys, 3, box->head, rival);
 	if (found)
-	{
-		slot_getallattrs(box->head);
 		*floor = event_id(box->head);
-	}
-	index_endscan(scan);
 	return found;
 }
 
