@@ -74,8 +74,12 @@ my $answers = sub {
 my $half = 200;
 sleep 0.05 while $answers->() < $half;
 my $pid = (split /\n/, slurp_file($primary->data_dir . '/postmaster.pid'))[0];
+# all at once, as when the plug is pulled: who saw the postmaster die would no
+# longer wait for the standby, and show others what only he has
+kill 'STOP', $pid;
 my @children = grep { /^\d+$/ } split /\s+/, `ps -o pid= --ppid $pid`;
-kill 9, $pid, @children;
+kill 'STOP', @children;
+kill 9, @children, $pid;
 $primary->{_pid} = undef;
 my $before = $answers->();
 $standby->promote;
