@@ -581,7 +581,7 @@ CREATE FUNCTION idempotency.consume_token(
   wait    interval DEFAULT NULL
 ) RETURNS idempotency.token_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_consume_token';
-COMMENT ON FUNCTION idempotency.consume_token(text, text, text, interval) IS 'uses the token up in this transaction, or says why not; a rollback gives it back; wait: for a rival, as claim(); errors: 22004, 22008, 22023, 25006, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.consume_token(text, text, text, interval) IS 'uses the token up in this transaction, or says why not; a rollback gives it back; wait: for a rival, as claim(); errors: 22004, 22008, 22023, 25006, 40001 (its mark has moved to another node), 40P01, 55000, 55P03';
 
 CREATE FUNCTION idempotency.check_token(
   token   text,
