@@ -454,12 +454,12 @@ mark_token(Token *token, bool revoke, TimestampTz give_up,
 	}
 
 	open_mark(&row, token, RowExclusiveLock);
+	status = TOKEN_VALID;
 	if (row.table->shard != 0 && ik_look_at_row(&row) == ROW_FOUND)
 		status = look_at_token(token);	/* no need to hold the shard */
-	else if (!ik_hold_home(&row, give_up))
-		status = TOKEN_BUSY;
-	else
-		status = judge(token, &row, give_up, &now);
+	if (status == TOKEN_VALID)
+		status = ik_hold_home(&row, give_up) ?
+			judge(token, &row, give_up, &now) : TOKEN_BUSY;
 	if (status == TOKEN_VALID)
 	{
 		PreventCommandIfReadOnly(function);
