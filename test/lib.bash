@@ -333,7 +333,7 @@ finish_parts() {
 	# what failed once more, at the end, where a reader looks first
 	for i in "${broken[@]}"; do
 		say "failed in ${parts[i]}"
-		grep -aE '^not ok|^#   |FAILED|^failed:|^[-+]([^-+]|$)|rror:' "$work/part$((i + 1))" | head -n 60
+		grep -aE '^not ok|^# +(Failed|at |got:|expected:)|FAILED|^failed:|^[-+]([^-+]|$)|warning:|rror:' "$work/part$((i + 1))" | head -n 60
 	done
 	finish
 }
