@@ -57,6 +57,7 @@ typedef struct SharedFloors
 
 static SharedFloors *shared_floors(void);
 static void init_floors(void *area);
+static SharedFloor *lock_floor(const Floor *floor);
 static bool is_good(const SharedFloor *shared, const Floor *floor,
 					Relation events, const Look *now);
 
@@ -64,33 +65,27 @@ static bool is_good(const SharedFloor *shared, const Floor *floor,
 void
 ik_adopt_floor(Floor *floor, Relation events, const Look *now)
 {
-	SharedFloors *all = shared_floors();
-	SharedFloor *shared;
+	SharedFloor *shared = lock_floor(floor);
 
-	if (all == NULL)
+	if (shared == NULL)
 		return;
-	shared = &all->floors[floor->topic % SHARED_FLOORS];
-	SpinLockAcquire(&all->mutex);
 	if (is_good(shared, floor, events, now))
 	{
 		floor->place = shared->floor.place;
 		floor->due = shared->floor.due;
 		floor->cost = shared->floor.cost;
 	}
-	SpinLockRelease(&all->mutex);
+	SpinLockRelease(&shared_floors()->mutex);
 }
 
 /* Share a floor that holds for everybody. */
 void
 ik_share_floor(const Floor *floor, Relation events, const Look *now)
 {
-	SharedFloors *all = shared_floors();
-	SharedFloor *shared;
+	SharedFloor *shared = lock_floor(floor);
 
-	if (all == NULL)
+	if (shared == NULL)
 		return;
-	shared = &all->floors[floor->topic % SHARED_FLOORS];
-	SpinLockAcquire(&all->mutex);
 	if (is_good(shared, floor, events, now))
 	{
 		shared->floor.place = Max(shared->floor.place, floor->place);
@@ -104,7 +99,7 @@ ik_share_floor(const Floor *floor, Relation events, const Look *now)
 		shared->file = events->rd_rel->relfilenode;
 	}
 	shared->number = now->number;
-	SpinLockRelease(&all->mutex);
+	SpinLockRelease(&shared_floors()->mutex);
 }
 
 /* Share a look around. */
@@ -169,6 +164,18 @@ static void
 init_floors(void *area)
 {
 	SpinLockInit(&((SharedFloors *) area)->mutex);
+}
+
+/* The place of the topic's floor, under the mutex; NULL: there is no memory. */
+static SharedFloor *
+lock_floor(const Floor *floor)
+{
+	SharedFloors *all = shared_floors();
+
+	if (all == NULL)
+		return NULL;
+	SpinLockAcquire(&all->mutex);
+	return &all->floors[floor->topic % SHARED_FLOORS];
 }
 
 static bool

@@ -136,7 +136,7 @@ rotate_everywhere(Datum *values, bool retire)
 	TimestampTz now;
 	SavedUser	caller;
 
-	/* one rotation at a time, on whichever nodes they are */
+	/* one rotation at a time, on all nodes together */
 	ik_become_owner(rel, 0, &caller);
 	SPI_connect();
 	if (SPI_execute("LOCK TABLE idempotency.token_keys IN SHARE ROW EXCLUSIVE MODE",
