@@ -42,6 +42,7 @@ autovacuum_naptime = 1s
 restart_after_crash = off
 log_min_messages = warning
 log_min_error_statement = panic
+log_line_prefix = '%a %e '
 });
 $node->start;
 my $major = int($node->safe_psql('postgres', 'SHOW server_version_num') / 10000);
@@ -266,7 +267,7 @@ for my $run (@runs)
 }
 note join ', ', map { "$_: $count{$_}" } sort keys %count;
 my %once;
-is(join("\n", grep { !$once{ substr($_, 0, 60) }++ } @wrong), '', 'only documented errors');
+is(join("\n", grep { !$once{ substr($_, 0, 60) }++ } @wrong), '', 'only documented errors') or diag(said(map { /^(\w{5}): / } @wrong));
 is(join(' ', grep { !$reached{$_} } map { $_->{name} } @functions), '', 'every function was called');
 # but those that only a Citus cluster answers
 is(join(' ', grep { !$answered{$_} && !$is_trigger{$_} && !/^(at_home|distribute|distribute_keys|share_secrets|share_machines|reach_new_nodes)$/ } sort keys %reached), '', 'and answered') if $calls >= 50000;
@@ -376,6 +377,15 @@ $node->stop;
 done_testing();
 
 # ------------------------------------------------------------- may it say that?
+# What the server wrote of errors with these SQLSTATEs, each message once.
+sub said
+{
+	my %code = map { $_ => 1 } @_;
+	my %message;
+	/^\S* (\w{5}) (?:ERROR|FATAL): +(.*)/ && $code{$1} && $message{ $2 =~ s/"[^"]*"|\d+/_/gr }++ for split /\n/, slurp_file($node->logfile);
+	return join "\n", map { "$_ ($message{$_})" } sort keys %message;
+}
+
 sub allowed
 {
 	my ($line, $code) = @_;

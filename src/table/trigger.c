@@ -77,6 +77,12 @@ ik_check_attachable(Relation rel, AttrNumber column, GuardKind kind)
 
 	ik_check_guards(rel, ik_table_info(rel), kind);
 
+	/* a table that we write: not as the install script made it, it would be refused */
+	if (ik_is_ours(RelationRelationId, relid))
+		ik_refuse_table(psprintf("table \"%s\" is the extension's own",
+								 RelationGetRelationName(rel)),
+						"Attach to a table of your application.");
+
 	/* the table: rows that the triggers do not see, or UPDATEs that are none */
 	if (rel->rd_rel->relispartition)
 		ik_refuse_table(psprintf("\"%s\" is a partition", RelationGetRelationName(rel)),

@@ -292,6 +292,10 @@ ALTER TABLE idempotency.keys DROP CONSTRAINT keys_pkey, ADD CONSTRAINT keys_pkey
 SELECT r.status, r.replayed FROM idempotency.run('hand', 'made', 'jsonb_pretty(jsonb)', '[1]') r;
 SELECT r.status, r.replayed, r.response FROM idempotency.run('hand', 'made', 'jsonb_pretty(jsonb)', '[1]') r;
 ROLLBACK;
+-- a guard on one of them would have every call refuse the table
+SELECT hm.code($$SELECT idempotency.attach_fence('idempotency.keys', 'fence')$$),
+  hm.code($$SELECT idempotency.attach_version('idempotency.outbox', 'id')$$),
+  hm.code($$SELECT idempotency.attach_machine('idempotency.machines', 'name', 'hand')$$);
 
 SET client_min_messages = warning;
 DROP SCHEMA hm CASCADE;
