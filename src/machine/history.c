@@ -122,24 +122,15 @@ delete_oldest(Relation log, TimestampTz before, int32 max)
 {
 	Oid			types[] = {TIMESTAMPTZOID, INT4OID};
 	Datum		values[] = {TimestampTzGetDatum(before), Int32GetDatum(max)};
-	int64		removed;
-	SavedUser	caller;
 
-	SPI_connect();
-	ik_become_owner(log, 0, &caller);
-	if (SPI_execute_with_args("WITH oldest AS MATERIALIZED ("
-							  "SELECT id, changed_at FROM idempotency.transition_log"
-							  " ORDER BY id LIMIT $2)"
-							  " DELETE FROM idempotency.transition_log l USING oldest o"
-							  " WHERE l.id OPERATOR(pg_catalog.=) o.id"
-							  " AND o.changed_at OPERATOR(pg_catalog.<) $1",
-							  lengthof(types), types, values, NULL,
-							  false, 0) != SPI_OK_DELETE)
-		elog(ERROR, "could not delete history");
-	removed = SPI_processed;
-	ik_become_caller(&caller);
-	SPI_finish();
-	return removed;
+	return ik_execute_as_owner(log,
+							   "WITH oldest AS MATERIALIZED ("
+							   "SELECT id, changed_at FROM idempotency.transition_log"
+							   " ORDER BY id LIMIT $2)"
+							   " DELETE FROM idempotency.transition_log l USING oldest o"
+							   " WHERE l.id OPERATOR(pg_catalog.=) o.id"
+							   " AND o.changed_at OPERATOR(pg_catalog.<) $1",
+							   lengthof(types), types, values, NULL);
 }
 
 /*

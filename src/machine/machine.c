@@ -42,8 +42,6 @@ PG_FUNCTION_INFO_V1(idempotency_define_machine);
 PG_FUNCTION_INFO_V1(idempotency_drop_machine);
 PG_FUNCTION_INFO_V1(idempotency_machines_changed);
 
-static uint64 write_as_owner(Relation rel, const char *command, int nargs,
-							 Oid *types, Datum *values, Datum *returned);
 static void refuse_if_attached(const char *name);
 static Machine *load_machine(const char *name);
 static void forget_machines(Datum arg, Oid relid);
@@ -73,7 +71,7 @@ idempotency_define_machine(PG_FUNCTION_ARGS)
 	values[1] = PG_GETARG_DATUM(1);
 	values[2] = PG_GETARG_DATUM(2);
 	rel = table_open(ik_own_relation("machines"), RowExclusiveLock);
-	written = write_as_owner(rel,
+	written = ik_execute_as_owner(rel,
 							 "INSERT INTO idempotency.machines AS m (name, definition, cyclic)"
 							 " VALUES ($1, $2, $3)"
 							 " ON CONFLICT (name) DO UPDATE"
@@ -104,7 +102,7 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
 	rel = table_open(ik_own_relation("machines"), ExclusiveLock);
 	ik_find_machine(name);
 	refuse_if_attached(name);
-	if (write_as_owner(rel,
+	if (ik_execute_as_owner(rel,
 					   "DELETE FROM idempotency.machines m"
 					   " WHERE m.name OPERATOR(pg_catalog.=) $1"
 					   " RETURNING m.definition",
@@ -209,40 +207,6 @@ ik_machine_argument(FunctionCallInfo fcinfo)
 				 errmsg("name of the machine must have 1 to %d bytes",
 						MAX_NAME)));
 	return text_to_cstring(name);
-}
-
-/*
- * Run a command on our table as its owner: EXECUTE on the calling function is
- * the gate, nobody else has rights on the table.  The arguments are of built-in
- * types, so that no code of the caller's runs meanwhile.  Returns the number of
- * rows, and in *returned the value that the only one RETURNING has.
- */
-static uint64
-write_as_owner(Relation rel, const char *command, int nargs, Oid *types,
-			   Datum *values, Datum *returned)
-{
-	SavedUser	caller;
-	uint64		written;
-
-	SPI_connect();
-	ik_become_owner(rel, 0, &caller);
-	if (SPI_execute_with_args(command, nargs, types, values, NULL, false, 0) < 0)
-		elog(ERROR, "could not write to table \"%s\"",
-			 RelationGetRelationName(rel));
-	ik_become_caller(&caller);
-	written = SPI_processed;
-	if (returned != NULL && written == 1)
-	{
-		Form_pg_attribute attr = TupleDescAttr(SPI_tuptable->tupdesc, 0);
-		bool		isnull;
-
-		*returned = SPI_datumTransfer(SPI_getbinval(SPI_tuptable->vals[0],
-													SPI_tuptable->tupdesc, 1,
-													&isnull),
-									  attr->attbyval, attr->attlen);
-	}
-	SPI_finish();
-	return written;
 }
 
 /*

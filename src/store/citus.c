@@ -216,17 +216,12 @@ void
 ik_reach_new_nodes(void)
 {
 	Relation	rel;
-	SavedUser	caller;
 
 	if (!ik_is_distributed() || cluster.here != 0)
 		return;
 	rel = table_open(ik_own_relation("keys"), AccessShareLock);
-	ik_become_owner(rel, 0, &caller);
-	SPI_connect();
-	if (SPI_execute("SELECT idempotency.reach_new_nodes()", false, 0) != SPI_OK_SELECT)
-		elog(ERROR, "could not reach the nodes that were added");
-	SPI_finish();
-	ik_become_caller(&caller);
+	(void) ik_execute_as_owner(rel, "SELECT idempotency.reach_new_nodes()",
+							   0, NULL, NULL, NULL);
 	table_close(rel, AccessShareLock);
 }
 

@@ -38,6 +38,7 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_proc.h"
 #include "commands/extension.h"
+#include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -133,6 +134,43 @@ ik_become_caller(const SavedUser *saved)
 {
 	AtEOXact_GUC(false, saved->nest);
 	SetUserIdAndSecContext(saved->user, saved->context);
+}
+
+/*
+ * Run a command on a table of ours as its owner: EXECUTE on the calling function
+ * is the gate, nobody else has rights on the table.  The arguments are of
+ * built-in types, so that no code of the caller's runs meanwhile.  Returns the
+ * number of rows, and in *returned, if that is given, the value that the only
+ * one RETURNING has.
+ */
+uint64
+ik_execute_as_owner(Relation rel, const char *command, int nargs, Oid *types,
+					Datum *values, Datum *returned)
+{
+	SavedUser	caller;
+	uint64		rows;
+	int			result;
+
+	SPI_connect();
+	ik_become_owner(rel, 0, &caller);
+	result = SPI_execute_with_args(command, nargs, types, values, NULL, false, 0);
+	if (result < 0)
+		elog(ERROR, "%s on table \"%s\"", SPI_result_code_string(result),
+			 RelationGetRelationName(rel));
+	ik_become_caller(&caller);
+	rows = SPI_processed;
+	if (returned != NULL && rows == 1)
+	{
+		Form_pg_attribute attr = TupleDescAttr(SPI_tuptable->tupdesc, 0);
+		bool		isnull;
+
+		*returned = SPI_datumTransfer(SPI_getbinval(SPI_tuptable->vals[0],
+													SPI_tuptable->tupdesc, 1,
+													&isnull),
+									  attr->attbyval, attr->attlen);
+	}
+	SPI_finish();
+	return rows;
 }
 
 static void

@@ -265,6 +265,8 @@ typedef struct SavedUser
 
 extern void ik_become_owner(Relation rel, int context, SavedUser *saved);
 extern void ik_become_caller(const SavedUser *saved);
+extern uint64 ik_execute_as_owner(Relation rel, const char *command, int nargs,
+								  Oid *types, Datum *values, Datum *returned);
 
 /* what a look at one row found */
 typedef enum RowState

@@ -49,7 +49,6 @@
 #include "access/tableam.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "port/pg_bswap.h"
 #include "utils/builtins.h"
@@ -134,25 +133,19 @@ rotate_everywhere(Datum *values, bool retire)
 	Oid			types[] = {INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BYTEAOID, INT8OID, OIDOID};
 	Relation	rel = table_open(ik_own_relation("token_keys"), AccessShareLock);
 	TimestampTz now;
-	SavedUser	caller;
 
 	/* one rotation at a time, on all nodes together */
-	ik_become_owner(rel, 0, &caller);
-	SPI_connect();
-	if (SPI_execute("LOCK TABLE idempotency.token_keys IN SHARE ROW EXCLUSIVE MODE",
-					false, 0) != SPI_OK_UTILITY)
-		elog(ERROR, "could not lock the token keys");
+	(void) ik_execute_as_owner(rel,
+							   "LOCK TABLE idempotency.token_keys IN SHARE ROW EXCLUSIVE MODE",
+							   0, NULL, NULL, NULL);
 	now = GetCurrentTimestamp();
 	rotate_keys(rel, now, retire);
 	values[TOKEN_KEYS_CREATED_AT] = TimestampTzGetDatum(now);
-	if (SPI_execute_with_args("INSERT INTO idempotency.token_keys"
-							  " (id, created_at, secret, system, database)"
-							  " VALUES ($1, $2, $4, $5, $6)",
-							  lengthof(types), types, values, NULL,
-							  false, 0) != SPI_OK_INSERT)
-		elog(ERROR, "could not write a token key");
-	SPI_finish();
-	ik_become_caller(&caller);
+	(void) ik_execute_as_owner(rel,
+							   "INSERT INTO idempotency.token_keys"
+							   " (id, created_at, secret, system, database)"
+							   " VALUES ($1, $2, $4, $5, $6)",
+							   lengthof(types), types, values, NULL);
 	table_close(rel, NoLock);
 	return now;
 }
@@ -359,7 +352,6 @@ read_key(TupleTableSlot *slot, SigningKey *key)
 static void
 rotate_keys(Relation rel, TimestampTz now, bool retire)
 {
-	SavedUser	caller;
 	Oid			types[] = {BOOLOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 	Datum		values[] = {
 		BoolGetDatum(retire),
@@ -373,20 +365,9 @@ rotate_keys(Relation rel, TimestampTz now, bool retire)
 		" WHERE rotated_at IS NULL"
 	};
 
-	ik_become_owner(rel, 0, &caller);
-	SPI_connect();
 	for (int i = 0; i < lengthof(commands); i++)
-	{
-		int			result = SPI_execute_with_args(commands[i], lengthof(types),
-												   types, values, NULL,
-												   false, 0);
-
-		if (result < 0)
-			elog(ERROR, "could not rotate token keys: %s",
-				 SPI_result_code_string(result));
-	}
-	SPI_finish();
-	ik_become_caller(&caller);
+		(void) ik_execute_as_owner(rel, commands[i], lengthof(types), types,
+								   values, NULL);
 }
 
 void

@@ -26,7 +26,6 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/builtins.h"
@@ -279,7 +278,6 @@ raise_everywhere(const Token *token)
 	Oid			types[] = {INT8OID, TIMESTAMPTZOID, TEXTOID, TEXTOID};
 	Relation	rel = table_open(ik_own_relation("token_generations"), AccessShareLock);
 	TimestampTz now = GetCurrentTimestamp();
-	SavedUser	caller;
 	Datum		values[] = {
 		Int64GetDatum(now),
 		TimestampTzGetDatum(now),
@@ -287,19 +285,14 @@ raise_everywhere(const Token *token)
 		PointerGetDatum(token->purpose)
 	};
 
-	ik_become_owner(rel, 0, &caller);
-	SPI_connect();
-	if (SPI_execute_with_args("INSERT INTO idempotency.token_generations AS g"
-							  " (generation, raised_at, subject, purpose)"
-							  " VALUES ($1, $2, $3, $4)"
-							  " ON CONFLICT (subject, purpose) DO UPDATE"
-							  " SET generation = greatest(excluded.generation, g.generation OPERATOR(pg_catalog.+) 1),"
-							  " raised_at = excluded.raised_at",
-							  lengthof(types), types, values, NULL,
-							  false, 0) != SPI_OK_INSERT)
-		elog(ERROR, "could not raise a generation of tokens");
-	SPI_finish();
-	ik_become_caller(&caller);
+	(void) ik_execute_as_owner(rel,
+							   "INSERT INTO idempotency.token_generations AS g"
+							   " (generation, raised_at, subject, purpose)"
+							   " VALUES ($1, $2, $3, $4)"
+							   " ON CONFLICT (subject, purpose) DO UPDATE"
+							   " SET generation = greatest(excluded.generation, g.generation OPERATOR(pg_catalog.+) 1),"
+							   " raised_at = excluded.raised_at",
+							   lengthof(types), types, values, NULL);
 	table_close(rel, NoLock);
 	return now;
 }
