@@ -804,6 +804,20 @@ is(join(' ', map { role_query($_, 'app', "SELECT idempotency.once('$scope2', 'on
 	sleep 0.1;
 	is(query($coordinator, q{SELECT sum(result::int) FROM run_command_on_all_nodes('SELECT idempotency.purge()')}), '50', 'purge of all nodes');
 	is(query($coordinator, "SELECT count(*) FROM idempotency.keys WHERE scope LIKE 'purge%'"), '0', 'removed');
+
+	# marks by the node that has them, generations in the copy of each
+	my @old = map { issue($coordinator, 'swept') } 1 .. 20;
+	is(join(' ', map { consume($nodes[ $_ % 4 ], $old[$_], 'swept') } 0 .. 19), join(' ', ('consumed') x 20), 'tokens used on all nodes');
+	query($coordinator, "UPDATE idempotency.used_tokens SET expires_at = now() - interval '1 year'");
+	my $kept = issue($coordinator, 'swept');
+	consume($three, $kept, 'swept');
+	query($coordinator, "SELECT idempotency.revoke_tokens('swept', 'p')");
+	query($coordinator, "UPDATE idempotency.token_generations SET raised_at = now() - interval '1 year' WHERE subject = 'swept'");
+	query($coordinator, q{SELECT FROM run_command_on_all_nodes('SELECT idempotency.purge()')});
+	is(query($coordinator, 'SELECT count(*) FROM idempotency.used_tokens'), '1', 'marks that are old are removed on all nodes');
+	is(copies('token_generations', 'subject'), '1|4', 'generations in all copies');
+	is(query($coordinator, "SELECT count(*) FROM idempotency.token_generations WHERE subject = 'swept'"), '0', 'removed');
+	is(everywhere('swept', $kept), 'used', 'a mark that is young is kept');
 }
 
 # ---------------------------------------------------------------------------
