@@ -937,7 +937,10 @@ COMMENT ON VIEW idempotency.key_locks IS 'internal: the locks of keys in this da
 CREATE VIEW idempotency.in_flight AS
   WITH locks AS MATERIALIZED (SELECT * FROM idempotency.key_locks),
        server_locks AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks),
-       in_hand AS MATERIALIZED (SELECT * FROM idempotency.keys_in_hand()),
+       -- once, though it may have been taken and given back several times
+       in_hand AS MATERIALIZED (
+         SELECT DISTINCT ON (pid, lock_hash, waiting) * FROM idempotency.keys_in_hand()
+         ORDER BY pid, lock_hash, waiting, since DESC),
        leases AS MATERIALIZED (
          SELECT k.scope, k.key, k.fence, k.deadline, k.attempt, idempotency.lock_hash(k.scope, k.key) AS lock_hash
          FROM idempotency.leased_keys() k

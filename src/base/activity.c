@@ -6,8 +6,9 @@
  * The keys in hand are a stack in the backend's share: those that its
  * transaction has claimed, and on top the one that it waits for.  An entry
  * stays until the transaction ends, as the key's row stays out of reach until
- * then, or until the subtransaction is rolled back that it belongs to.  What
- * does not fit is not shown: a transaction may claim 100,000 keys.
+ * then, or until the subtransaction is rolled back that it belongs to, or the
+ * claim is released and cannot come back.  What does not fit is not shown: a
+ * transaction may claim 100,000 keys.
  *
  * Readers take no lock against the owner, who makes a number odd while he
  * writes, as backend_status.c does.  AddinShmemInitLock stands between readers
@@ -37,6 +38,7 @@ typedef struct KeyEntry
 	uint16		before;			/* where the entry below it begins */
 	uint16		scope_len;
 	uint16		key_len;
+	bool		hidden;			/* no longer in hand */
 	char		names[FLEXIBLE_ARRAY_MEMBER];	/* scope, key */
 } KeyEntry;
 
@@ -93,6 +95,7 @@ static void fill_entry(KeyEntry *entry, uint64 lock_hash,
 					   const text *scope, const text *key,
 					   TimestampTz since);
 static KeyEntry *last_key(void);
+static KeyEntry *entry_below(KeyEntry *entry);
 static void drop_last_key(void);
 static void begin_change(void);
 static void end_change(void);
@@ -241,14 +244,20 @@ ik_show_key(uint64 lock_hash, const text *scope,
 	end_change();
 }
 
-/* The claim was released, or ended with nothing written. */
+/* The claim was released, for good: it is the last of those on this key. */
 void
 ik_hide_key(uint64 lock_hash)
 {
-	KeyEntry   *last = last_key();
+	KeyEntry   *entry = last_key();
 
-	/* one further down is shown until the transaction ends */
-	if (last != NULL && last->lock_hash == lock_hash)
+	while (entry != NULL && (entry->hidden || entry->lock_hash != lock_hash))
+		entry = entry_below(entry);
+	if (entry == NULL)
+		return;
+	begin_change();
+	entry->hidden = true;
+	end_change();
+	while ((entry = last_key()) != NULL && entry->hidden)
 		drop_last_key();
 }
 
@@ -360,6 +369,7 @@ fill_entry(KeyEntry *entry, uint64 lock_hash, const text *scope,
 	entry->since = since;
 	entry->level = GetCurrentTransactionNestLevel();
 	entry->scope_len = entry->key_len = 0;
+	entry->hidden = false;
 	if (scope == NULL)
 		return;
 	entry->scope_len = VARSIZE_ANY_EXHDR(scope);
@@ -376,6 +386,15 @@ last_key(void)
 
 	return hand->used == 0 ? NULL :
 		(KeyEntry *) ((char *) hand->keys + hand->last);
+}
+
+static KeyEntry *
+entry_below(KeyEntry *entry)
+{
+	KeysInHand *hand = &mine->hand;
+
+	return entry == (KeyEntry *) hand->keys ? NULL :
+		(KeyEntry *) ((char *) hand->keys + entry->before);
 }
 
 static void
@@ -444,8 +463,8 @@ see_entry(int pid, const KeyEntry *entry, bool waiting,
 		.key = entry->names + entry->scope_len
 	};
 
-	/* a wait for something else */
-	if (key.scope_len > 0)
+	/* not a wait for something else */
+	if (key.scope_len > 0 && !entry->hidden)
 		see(&key, arg);
 }
 
@@ -482,8 +501,7 @@ at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 		while (entry != NULL && entry->level == level)
 		{
 			entry->level--;
-			entry = entry == (KeyEntry *) mine->hand.keys ? NULL :
-				(KeyEntry *) ((char *) mine->hand.keys + entry->before);
+			entry = entry_below(entry);
 		}
 	}
 }

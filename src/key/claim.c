@@ -83,8 +83,7 @@ idempotency_release(PG_FUNCTION_ARGS)
 	{
 		if (claim->away)
 			(void) ik_send_home(fcinfo, scope, &result);
-		ik_hide_key(claim->lock_hash);
-		ik_settle_claim(claim);
+		ik_settle_claim(claim, true);
 	}
 	else if (ik_send_home(fcinfo, scope, &result))
 		return result;

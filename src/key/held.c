@@ -141,10 +141,11 @@ is_open_claim(const Claim *claim, const text *scope, const text *key)
  * is the end of it, and its lock is given back; deeper, it may come back.
  */
 void
-ik_settle_claim(Claim *claim)
+ik_settle_claim(Claim *claim, bool released)
 {
 	int			level = GetCurrentTransactionNestLevel();
 
+	claim->released = released;
 	if (claim->level < level)
 	{
 		claim->settled = level;
@@ -192,6 +193,8 @@ remove_claim(Claim *claim)
 	dlist_delete(&claim->node);
 	if (claim->settled != 0)
 		dlist_delete(&claim->settled_node);
+	if (claim->released)
+		ik_hide_key(claim->lock_hash);
 	pfree(claim->scope);
 	pfree(claim->key);
 	if (claim->fingerprint != NULL)
@@ -262,6 +265,7 @@ forget_level(int level)
 		if (claim->settled < level)
 			break;
 		claim->settled = 0;
+		claim->released = false;
 		dlist_delete(&claim->settled_node);
 	}
 }

@@ -167,7 +167,7 @@ ik_complete_claim(Claim *claim, KeyStatus outcome, const KeyAnswer *answer,
 	if (claim->away)
 	{
 		expires_at = complete_away(claim, outcome, answer, ttl);
-		ik_settle_claim(claim);
+		ik_settle_claim(claim, false);
 		return expires_at;
 	}
 	ik_open_key(&row, claim->scope, claim->key, RowExclusiveLock);
@@ -185,7 +185,7 @@ ik_complete_claim(Claim *claim, KeyStatus outcome, const KeyAnswer *answer,
 	expires_at = ik_write_answer(&row, claim, outcome, answer,
 								 ttl != 0 ? ttl : claim->ttl);
 	ik_close_row(&row);
-	ik_settle_claim(claim);
+	ik_settle_claim(claim, false);
 	return expires_at;
 }
 

@@ -37,13 +37,14 @@ typedef struct Claim
 	bool		away;			/* another node has it, and the lock */
 	int			level;			/* nest level of the owning subtransaction */
 	int			settled;		/* nest level at which it was; 0: open */
+	bool		released;		/* then it was given back */
 } Claim;
 
 extern void ik_add_claim(uint64 lock_hash, const text *scope,
 						 const text *key, const bytea *fingerprint,
 						 int64 ttl, bool replaces, TimestampTz claimed_at);
 extern Claim *ik_find_claim(const text *scope, const text *key);
-extern void ik_settle_claim(Claim *claim);
+extern void ik_settle_claim(Claim *claim, bool released);
 
 /* key.c: keys */
 typedef struct KeyRequest
