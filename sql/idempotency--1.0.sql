@@ -124,7 +124,7 @@ CREATE FUNCTION idempotency.claim(
   fingerprint text     DEFAULT NULL
 ) RETURNS idempotency.claim_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_claim';
-COMMENT ON FUNCTION idempotency.claim(text, text, jsonb, interval, interval, text) IS 'may this transaction do the work? request, or fingerprint in its place: compared with the first one; ttl: how long to replay; wait: for a rival, ''0'': not at all; NULL: no comparison, the settings; errors: 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.claim(text, text, jsonb, interval, interval, text) IS 'may this transaction do the work? request, or fingerprint in its place: compared with the first one; ttl: how long to replay; wait: for a rival, ''0'': not at all; NULL: no comparison, the settings; errors: 0A000, 22004, 22008, 22023, 25006, 40001, 40P01, 55000, 55P03';
 
 CREATE FUNCTION idempotency.complete(
   scope    text,
@@ -135,7 +135,7 @@ CREATE FUNCTION idempotency.complete(
   ttl      interval DEFAULT NULL
 ) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_complete';
-COMMENT ON FUNCTION idempotency.complete(text, text, text, jsonb, bigint, interval) IS 'stores the answer of this transaction''s claim, to be replayed byte for byte, and returns until when; NULL is an answer too; fence: of a lease; ttl: how long it is replayed, NULL is the claim''s; errors: IK002, IK006, 22004, 22008, 22023, 25006, 40001';
+COMMENT ON FUNCTION idempotency.complete(text, text, text, jsonb, bigint, interval) IS 'stores the answer of this transaction''s claim, to be replayed byte for byte, and returns until when; NULL is an answer too; fence: of a lease; ttl: how long it is replayed, NULL is the claim''s; errors: IK002, IK006, as claim()';
 
 CREATE FUNCTION idempotency.complete(
   scope    text,
@@ -176,7 +176,7 @@ CREATE FUNCTION idempotency.release(
   fence bigint DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_release';
-COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS 'gives the claim back, the next caller runs; false: there was nothing to give back; errors: IK002, 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.release(text, text, bigint) IS 'gives the claim back, the next caller runs; false: there was nothing to give back; errors: IK002, as claim()';
 
 CREATE FUNCTION idempotency.once(
   scope text,
@@ -204,14 +204,14 @@ CREATE FUNCTION idempotency.lookup(
   key   text
 ) RETURNS idempotency.key_record
 LANGUAGE c PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'idempotency_lookup';
-COMMENT ON FUNCTION idempotency.lookup(text, text) IS 'reads what is stored under the key, never claims; unknown or expired: all NULL; held: this transaction''s own open claim, with attempt and checkpoint of a lease that it took over; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.lookup(text, text) IS 'reads what is stored under the key, never claims; unknown or expired: all NULL; held: this transaction''s own open claim, with attempt and checkpoint of a lease that it took over; errors: 22004, 22023, 55000, on a cluster 0A000, 25006, 40001';
 
 CREATE FUNCTION idempotency.forget(
   scope text,
   key   text
 ) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_forget';
-COMMENT ON FUNCTION idempotency.forget(text, text) IS 'admin: removes a finished record, so that the key can be used anew; waits for a rival; false: there was none; errors: 22004, 22023, 25006, 40001';
+COMMENT ON FUNCTION idempotency.forget(text, text) IS 'admin: removes a finished record, so that the key can be used anew; waits for a rival; false: there was none; errors: as claim()';
 
 -- Leases
 
@@ -234,7 +234,7 @@ CREATE FUNCTION idempotency.extend(
   lease interval
 ) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_extend';
-COMMENT ON FUNCTION idempotency.extend(text, text, bigint, interval) IS 'the new deadline: now + lease, at most idempotency.max_lease after the grant; NULL: too late, the lease is over; errors: IK002, IK006, 22004, 22008, 22023, 25006';
+COMMENT ON FUNCTION idempotency.extend(text, text, bigint, interval) IS 'the new deadline: now + lease, at most idempotency.max_lease after the grant; NULL: too late, the lease is over; errors: IK002, IK006, as claim()';
 
 CREATE FUNCTION idempotency.checkpoint(
   scope text,
@@ -244,7 +244,7 @@ CREATE FUNCTION idempotency.checkpoint(
   data  jsonb DEFAULT NULL
 ) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_checkpoint';
-COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, jsonb) IS 'notes how far the leased work has come, for the next attempt, and returns the deadline; errors: IK002, IK006, 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.checkpoint(text, text, bigint, text, jsonb) IS 'notes how far the leased work has come, for the next attempt, and returns the deadline; errors: IK002, IK006, as claim()';
 
 CREATE FUNCTION idempotency.acquire_lock(
   name  text,
@@ -267,7 +267,7 @@ CREATE FUNCTION idempotency.release_lock(
   fence bigint
 ) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_release_lock';
-COMMENT ON FUNCTION idempotency.release_lock(text, bigint) IS 'gives the lock back; false: there was nothing to give back; errors: IK002, 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.release_lock(text, bigint) IS 'gives the lock back; false: there was nothing to give back; errors: IK002, as claim()';
 
 -- The caller's own unique index as the judge.
 CREATE FUNCTION idempotency.insert_once(
@@ -581,7 +581,7 @@ CREATE FUNCTION idempotency.consume_token(
   wait    interval DEFAULT NULL
 ) RETURNS idempotency.token_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_consume_token';
-COMMENT ON FUNCTION idempotency.consume_token(text, text, text, interval) IS 'uses the token up in this transaction, or says why not; a rollback gives it back; wait: for a rival, as claim(); errors: 22004, 22008, 22023, 25006, 40001 (its mark has moved to another node), 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.consume_token(text, text, text, interval) IS 'uses the token up in this transaction, or says why not; a rollback gives it back; wait: for a rival, and errors: as claim()';
 
 CREATE FUNCTION idempotency.check_token(
   token   text,
@@ -589,7 +589,7 @@ CREATE FUNCTION idempotency.check_token(
   purpose text
 ) RETURNS idempotency.token_result
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_check_token';
-COMMENT ON FUNCTION idempotency.check_token(text, text, text) IS 'looks at the token without consuming it, waiting or writing: what is committed counts; errors: 22004, 22023, 55000';
+COMMENT ON FUNCTION idempotency.check_token(text, text, text) IS 'looks at the token without consuming it, waiting or writing: what is committed counts; errors: as lookup()';
 
 CREATE FUNCTION idempotency.revoke_token(
   token   text,
@@ -604,7 +604,7 @@ CREATE FUNCTION idempotency.revoke_tokens(
   purpose text
 ) RETURNS timestamptz
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_revoke_tokens';
-COMMENT ON FUNCTION idempotency.revoke_tokens(text, text) IS 'revokes all tokens of (subject, purpose) that were issued before; returns when; errors: 22004, 22023, 25006, 40P01, 55000, 55P03';
+COMMENT ON FUNCTION idempotency.revoke_tokens(text, text) IS 'revokes all tokens of (subject, purpose) that were issued before; returns when; errors: 22004, 22023, 25006, 40001 (on a cluster), 40P01, 55000, 55P03';
 
 CREATE FUNCTION idempotency.rotate_token_key(
   retire boolean DEFAULT false
@@ -692,7 +692,7 @@ SELECT pg_catalog.pg_extension_config_dump('idempotency.outbox_topics', '');
 
 CREATE FUNCTION idempotency.emit(topic text, payload jsonb, key text DEFAULT NULL, delay interval DEFAULT NULL) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_emit';
-COMMENT ON FUNCTION idempotency.emit(text, jsonb, text, interval) IS 'writes an event in this transaction and returns its id; events of one key come in the order of their ids, NULL: in any; payload may be NULL; delay: not before then, nor the later ones of its key; errors: 22004, 22008, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.emit(text, jsonb, text, interval) IS 'writes an event in this transaction and returns its id; events of one key come in the order of their ids, NULL: in any; payload may be NULL; delay: not before then, nor the later ones of its key; errors: 0A000, 22004, 22008, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.emit_batch(topic text, payloads jsonb[], keys text[] DEFAULT NULL, delay interval DEFAULT NULL) RETURNS bigint[]
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_emit_batch';
@@ -701,43 +701,43 @@ COMMENT ON FUNCTION idempotency.emit_batch(text, jsonb[], text[], interval) IS '
 CREATE FUNCTION idempotency.take(topic text, max bigint DEFAULT 100, lease interval DEFAULT '30 s')
 RETURNS TABLE (id bigint, attempt bigint, key text, payload jsonb, emitted_at timestamptz)
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'idempotency_take';
-COMMENT ON FUNCTION idempotency.take(text, bigint, interval) IS 'hands out up to max due events of a topic until the lease ends; commit before you act on them; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.take(text, bigint, interval) IS 'hands out up to max due events of a topic until the lease ends; commit before you act on them; errors: 0A000, 22004, 22008, 22023, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.ack(id bigint, attempt bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack';
-COMMENT ON FUNCTION idempotency.ack(bigint, bigint) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event; errors: 22004, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.ack(bigint, bigint) IS 'removes an event whose effect has happened; false: this attempt was superseded, or there is no such event; errors: 0A000, 22004, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.ack_batch(ids bigint[], attempts bigint[]) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_ack_batch';
-COMMENT ON FUNCTION idempotency.ack_batch(bigint[], bigint[]) IS 'ack() for many events; returns how many were removed; errors: 22004, 22023, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.ack_batch(bigint[], bigint[]) IS 'ack() for many events; returns how many were removed; errors: 0A000, 22004, 22023, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.nack(id bigint, attempt bigint, retry_in interval DEFAULT NULL, error text DEFAULT NULL) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_nack';
-COMMENT ON FUNCTION idempotency.nack(bigint, bigint, interval, text) IS 'gives an event back, due after retry_in (NULL: 1 s, doubled with each attempt, at most 1 h), or parks it after its last attempt; error: a note, may be NULL; false: this attempt was superseded; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.nack(bigint, bigint, interval, text) IS 'gives an event back, due after retry_in (NULL: 1 s, doubled with each attempt, at most 1 h), or parks it after its last attempt; error: a note, may be NULL; false: this attempt was superseded; errors: 0A000, 22004, 22008, 22023, 25006, 40P01, 55000';
 
 CREATE PROCEDURE idempotency.wait_for_events(topic text, timeout interval DEFAULT '1 min')
 LANGUAGE C AS 'MODULE_PATHNAME', 'idempotency_wait_for_events';
-COMMENT ON PROCEDURE idempotency.wait_for_events(text, interval) IS 'returns as soon as take() may have an event of the topic, or after the timeout; commits, so not inside of a transaction block; errors: 22004, 22008, 22023, 25001, 25006, 55000';
+COMMENT ON PROCEDURE idempotency.wait_for_events(text, interval) IS 'returns as soon as take() may have an event of the topic, or after the timeout; commits, so not inside of a transaction block; errors: 0A000, 22004, 22008, 22023, 25001, 25006, 55000';
 
 CREATE FUNCTION idempotency.extend_event(id bigint, attempt bigint, lease interval) RETURNS timestamptz
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_extend_event';
-COMMENT ON FUNCTION idempotency.extend_event(bigint, bigint, interval) IS 'lets the lease of an event in hand end so long after now and returns when that is; NULL: too late, the attempt was superseded or given up; errors: 22004, 22008, 22023, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.extend_event(bigint, bigint, interval) IS 'lets the lease of an event in hand end so long after now and returns when that is; NULL: too late, the attempt was superseded or given up; errors: 0A000, 22004, 22008, 22023, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.retry_event(id bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_event';
-COMMENT ON FUNCTION idempotency.retry_event(bigint) IS 'admin: gives a parked event back, with as many attempts before it as a new one; false: there is no such event, or it is not parked; errors: 22004, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.retry_event(bigint) IS 'admin: gives a parked event back, with as many attempts before it as a new one; false: there is no such event, or it is not parked; errors: 0A000, 22004, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.discard_event(id bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_discard_event';
-COMMENT ON FUNCTION idempotency.discard_event(bigint) IS 'admin: removes a parked event; false: there is no such event, or it is not parked; errors: 22004, 25006, 40P01, 55000';
+COMMENT ON FUNCTION idempotency.discard_event(bigint) IS 'admin: removes a parked event; false: there is no such event, or it is not parked; errors: 0A000, 22004, 25006, 40P01, 55000';
 
 CREATE FUNCTION idempotency.retry_parked(topic text) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_retry_parked';
-COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many; errors: 22004, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.retry_parked(text) IS 'admin: gives the parked events of a topic back; returns how many; errors: 0A000, 22004, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.set_topic(topic text, max_attempts integer DEFAULT NULL, parked_blocks boolean DEFAULT false) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_set_topic';
-COMMENT ON FUNCTION idempotency.set_topic(text, integer, boolean) IS 'admin: max_attempts of a topic (NULL: the setting''s), and whether the key of an event that is parked from now on waits for it; set_topic(topic) takes both back; returns whether something was set before; errors: 22004, 22023, 25006, 55000';
+COMMENT ON FUNCTION idempotency.set_topic(text, integer, boolean) IS 'admin: max_attempts of a topic (NULL: the setting''s), and whether the key of an event that is parked from now on waits for it; set_topic(topic) takes both back; returns whether something was set before; errors: 0A000, 22004, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.topic_counts()
 RETURNS TABLE (topic text, ready bigint, delayed bigint, leased bigint, parked bigint, oldest timestamptz, estimate boolean)
@@ -784,7 +784,7 @@ CREATE FUNCTION idempotency.purge(
   max integer DEFAULT 10000
 ) RETURNS bigint
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_purge';
-COMMENT ON FUNCTION idempotency.purge(integer) IS 'admin: removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; a call looks at max pages of each table, and at 4096 at least, and the session''s next goes on there; errors: 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.purge(integer) IS 'admin: removes up to max expired rows of all kinds together, skipping what somebody is at work on, and says how many; a call looks at max pages of each table, and at 4096 at least, and the session''s next goes on there; errors: 22004, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.lock_hash(
   scope text,
@@ -798,7 +798,7 @@ CREATE FUNCTION idempotency.key_writers(
   key   text
 ) RETURNS xid[]
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_writers';
-COMMENT ON FUNCTION idempotency.key_writers(text, text) IS 'internal: the open transaction that has written the key''s row, and its subtransaction that did, or NULL; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.key_writers(text, text) IS 'internal: the open transaction that has written the key''s row, and its subtransaction that did, or NULL; errors: 22004, 22023, 40001, 55000';
 
 CREATE FUNCTION idempotency.leased_keys() RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_leased_keys';
@@ -809,7 +809,7 @@ CREATE FUNCTION idempotency.leased_key(
   key   text
 ) RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_leased_key';
-COMMENT ON FUNCTION idempotency.leased_key(text, text) IS 'internal: that of them which is on one key; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.leased_key(text, text) IS 'internal: that of them which is on one key; errors: 22004, 22023, 40001, 55000';
 
 CREATE FUNCTION idempotency.key_counts(
   by           text,
@@ -820,7 +820,7 @@ CREATE FUNCTION idempotency.key_counts(
   OUT estimate boolean
 ) RETURNS SETOF record
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_key_counts';
-COMMENT ON FUNCTION idempotency.key_counts(text) IS 'internal: keys by status and by scope, prefix or in total (scope NULL), sampled where the table is large; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.key_counts(text) IS 'internal: keys by status and by scope, prefix or in total (scope NULL), sampled where the table is large; errors: 22004, 22023, 55000';
 
 -- What calls came to
 
@@ -880,7 +880,7 @@ CREATE FUNCTION idempotency.find_keys(
 ) RETURNS TABLE (page bigint, scope text, key text, status text, created_at timestamptz, expires_at timestamptz,
                  fence bigint, deadline timestamptz, lapsed boolean, attempt integer, meta jsonb)
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_find_keys';
-COMMENT ON FUNCTION idempotency.find_keys(text, text, interval, text, integer, bigint) IS 'admin: up to max keys, and the rest of the last one''s page, by scope, status (completed, failed, in_progress), age and sqlstate of a recorded failure, NULL: any; looks at 4096 pages from from_page on, and a notice tells where to go on; errors: 22004, 22008, 22023';
+COMMENT ON FUNCTION idempotency.find_keys(text, text, interval, text, integer, bigint) IS 'admin: up to max keys, and the rest of the last one''s page, by scope, status (completed, failed, in_progress), age and sqlstate of a failure, NULL: any; looks at 4096 pages from from_page on; a notice tells where to go on; errors: 0A000, 22004, 22008, 22023, 55000';
 
 CREATE FUNCTION idempotency.forget_scope(
   scope     text,
@@ -891,7 +891,7 @@ CREATE FUNCTION idempotency.forget_scope(
   OUT next_page bigint
 )
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_forget_scope';
-COMMENT ON FUNCTION idempotency.forget_scope(text, integer, bigint) IS 'admin: removes up to max records of a scope; keeps what is leased or in work; looks at 4096 pages: call it again with from_page => next_page until that is NULL; errors: 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.forget_scope(text, integer, bigint) IS 'admin: removes up to max records of a scope; keeps what is leased or in work; looks at 4096 pages: call it again with from_page => next_page until that is NULL; errors: 0A000, 22004, 22023, 25006, 55000';
 
 CREATE FUNCTION idempotency.free_lease(
   scope   text,
@@ -900,7 +900,7 @@ CREATE FUNCTION idempotency.free_lease(
   discard boolean DEFAULT false
 ) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_free_lease';
-COMMENT ON FUNCTION idempotency.free_lease(text, text, bigint, boolean) IS 'admin: ends a lease, also a lock (scope idempotency.lock), whose holder is then superseded; discard: the next begins anew, without attempts and checkpoint; false: it is not leased; errors: IK002, 22004, 22023, 25006';
+COMMENT ON FUNCTION idempotency.free_lease(text, text, bigint, boolean) IS 'admin: ends a lease, also a lock (scope idempotency.lock), whose holder is then superseded; discard: the next begins anew, without attempts and checkpoint; false: it is not leased; errors: IK002, as claim()';
 
 CREATE FUNCTION idempotency.key_tables() RETURNS oid[]
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_key_tables';
@@ -1057,7 +1057,7 @@ BEGIN ATOMIC
   LEFT JOIN shown s ON s.scope = c.scope
   GROUP BY 1, 2;
 END;
-COMMENT ON FUNCTION idempotency.key_stats(text, integer) IS 'admin: keys by status and by scope, by prefix (up to the first colon) or in total; the max (NULL: all) with most rows, the others together; expired: not purged yet; estimate: from a sample; errors: 22004, 22023, 2201W';
+COMMENT ON FUNCTION idempotency.key_stats(text, integer) IS 'admin: keys by status and by scope, by prefix (up to the first colon) or in total; the max (NULL: all) with most rows, the others together; expired: not purged yet; estimate: from a sample; errors: 22004, 22023, 2201W, 55000';
 
 CREATE VIEW idempotency.stats AS
   WITH keys AS MATERIALIZED (SELECT * FROM idempotency.key_stats('prefix', 100)),
@@ -1128,7 +1128,7 @@ BEGIN ATOMIC
   LEFT JOIN idempotency.prepared_holders p ON l.pid IS NULL AND p.virtualtransaction = l.virtualtransaction
   WHERE l.locktype = 'transactionid' AND l.granted;
 END;
-COMMENT ON FUNCTION idempotency.holder(text, text) IS 'admin: who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023';
+COMMENT ON FUNCTION idempotency.holder(text, text) IS 'admin: who holds the key, in the columns of in_flight; no row: nobody; errors: 22004, 22023, 40001 (a key of another node), 55000';
 
 ----------------------------------------------------------------------------
 -- Privileges: nothing for PUBLIC, everything by grant_usage and grant_admin
@@ -1393,7 +1393,7 @@ CREATE FUNCTION idempotency.at_home(
   read_only    boolean
 ) RETURNS text[]
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_at_home';
-COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope; errors: 22004, 22023, 22P02, 42601, 42602, 42883, 55000, the function''s';
+COMMENT ON FUNCTION idempotency.at_home(text, text, text[], integer, integer, boolean) IS 'internal: makes a call that another node of a Citus cluster sends to the node of its scope; errors: 0A000, 22004, 22023, 22P02, 40001, 42501, 42601, 42602, 42883, 55000, the function''s';
 
 CREATE FUNCTION idempotency.at_home(
   token        uuid,
@@ -1404,7 +1404,7 @@ CREATE FUNCTION idempotency.at_home(
   read_only    boolean
 ) RETURNS text[]
 LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_at_home_of_token';
-COMMENT ON FUNCTION idempotency.at_home(uuid, text, text[], integer, integer, boolean) IS 'internal: the same to the node of a token''s mark, by the token''s id; errors: 22004, 22023, 22P02, 42601, 42602, 42883, 55000, the function''s';
+COMMENT ON FUNCTION idempotency.at_home(uuid, text, text[], integer, integer, boolean) IS 'internal: the same to the node of a token''s mark, by the token''s id; errors: 0A000, 22004, 22023, 22P02, 40001, 42501, 42601, 42602, 42883, 55000, the function''s';
 
 CREATE FUNCTION idempotency.spread_lock_scope(name text) RETURNS text
 LANGUAGE c STRICT IMMUTABLE AS 'MODULE_PATHNAME', 'idempotency_spread_lock_scope';
