@@ -747,7 +747,7 @@ COMMENT ON FUNCTION idempotency.topic_counts() IS 'internal: what the view topic
 CREATE VIEW idempotency.topics AS
   SELECT topic, ready, delayed, leased, parked, oldest, estimate
   FROM idempotency.topic_counts();
-COMMENT ON VIEW idempotency.topics IS 'admin: the events of each topic now: ready (those behind another one of their key included), delayed, leased, parked; oldest: when the oldest that is not parked was emitted; estimate: the counts come from a sample of a large table';
+COMMENT ON VIEW idempotency.topics IS 'admin: the events of each topic now: ready (those behind another one of their key included), delayed, leased, parked; oldest: since when the oldest of the ready and leased waits, a delay not counted; estimate: the counts come from a sample of a large table';
 
 CREATE FUNCTION idempotency.parked() RETURNS SETOF idempotency.outbox
 LANGUAGE C STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'idempotency_parked';

@@ -345,6 +345,14 @@ is(sql("SELECT idempotency.set_topic('strict')", 'SELECT count(*) FROM idempoten
 sql("SELECT idempotency.emit('strict', '4', delay => '1 h')");
 is(sql("SELECT ready, delayed, leased, parked, oldest < now(), estimate FROM idempotency.topics WHERE topic = 'strict'"), '1|1|1|0|t|f', 'a topic at a glance');
 
+# nothing is late before it is due
+is(sql("SELECT idempotency.emit('later', '1', delay => '2 h') > 0",
+		"UPDATE idempotency.outbox SET emitted_at = emitted_at - interval '1 h' WHERE topic = 'later'",
+		"SELECT ready, delayed, oldest FROM idempotency.topics WHERE topic = 'later'",
+		"UPDATE idempotency.outbox SET due = now() - interval '1 min' WHERE topic = 'later'",
+		"SELECT ready, delayed, now() - oldest BETWEEN '1 min' AND '30 min' FROM idempotency.topics WHERE topic = 'later'"),
+	"t\n0|1|\n1|0|t", 'an event waits since it is due');
+
 # a delayed event keeps its place before the later ones of its key
 is(sql("SELECT idempotency.emit('delay', '1', 'k', '300 ms') < idempotency.emit('delay', '2', 'k')", "SELECT count(*) FROM idempotency.take('delay')",
 		'SELECT pg_sleep(0.4)', "SELECT payload FROM idempotency.take('delay')"), "t\n0\n\n1", 'the order of a key stands over a delay');

@@ -35,7 +35,7 @@ typedef struct TopicCount
 	int64		delayed;
 	int64		leased;
 	int64		parked;
-	TimestampTz oldest;			/* of those to be delivered; DT_NOEND: none */
+	TimestampTz oldest;			/* since when one could go; DT_NOEND: none */
 } TopicCount;
 
 /* what count_event() works with */
@@ -63,8 +63,9 @@ static IndexScanDesc scan_due(OwnRows *events, text *topic, Snapshot snapshot,
  *
  * The events of each topic as it stands now: to be handed out (those behind
  * another one of their key included), waiting for a time, out, and parked; and
- * when the oldest of them was emitted that is not parked.  Of a large table, the
- * counts come from a sample; then estimate is true.
+ * since when the oldest waits that need not wait for its time: a delay is no
+ * delivery that is late.  Of a large table, the counts come from a sample; then
+ * estimate is true.
  */
 Datum
 idempotency_topic_counts(PG_FUNCTION_ARGS)
@@ -245,17 +246,21 @@ count_event(TupleTableSlot *slot, void *arg)
 		count->parked++;
 		return;
 	}
-	count->oldest = Min(count->oldest,
-						DatumGetTimestampTz(event_value(slot, EMITTED_AT)));
 	if (counts->leases.block != block_of(event_id(slot)))
 		ik_read_leases(box, &counts->leases, block_of(event_id(slot)));
 	lease = ik_lease_of(&counts->leases, slot);
 	if (lease != NULL && lease->deadline > box->now)
 		count->leased++;
 	else if (lease == NULL && event_due(slot) > box->now)
+	{
 		count->delayed++;
+		return;
+	}
 	else
 		count->ready++;
+	count->oldest = Min(count->oldest,
+						Max(DatumGetTimestampTz(event_value(slot, EMITTED_AT)),
+							event_due(slot)));
 }
 
 static TopicCount *
