@@ -366,9 +366,9 @@ expiry(TimestampTz issued_at, const Interval *ttl)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("ttl is longer than idempotency.token_max_ttl"),
-				 errdetail("The setting is %s.",
+				 errdetail("idempotency.token_max_ttl is %s.",
 						   GetConfigOptionByName("idempotency.token_max_ttl", NULL, false)),
-				 errhint("Give a shorter ttl, or have the setting raised in the server's configuration.")));
+				 errhint("Give a shorter one, or have the setting raised.")));
 	return expires_at;
 }
 
