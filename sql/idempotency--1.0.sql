@@ -317,6 +317,7 @@ COMMENT ON FUNCTION idempotency.machines_changed() IS 'internal: tells every ses
 CREATE TRIGGER machines_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.machines
   FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed();
 ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER machines_changed;
+COMMENT ON TRIGGER machines_changed ON idempotency.machines IS 'internal: has every session read the machine again';
 
 CREATE SEQUENCE idempotency.transition_log_id_seq;
 CREATE TABLE idempotency.transition_log (
