@@ -296,7 +296,7 @@ is(sql(q{SELECT string_agg(concat_ws(' ', status, keys), ', ' ORDER BY status) F
 is(sql(q{SELECT count(*) = count(DISTINCT status) FROM idempotency.key_stats('total')}), 't', 'in total');
 
 # pg_monitor sees and does not touch; PUBLIC sees nothing
-for my $view (qw(activity stats in_flight parked_events purge_rounds machines attachments))
+for my $view (qw(activity stats topics in_flight parked_events purge_rounds machines attachments key_stats()))
 {
 	like(sql("SELECT count(*) FROM idempotency.$view", 'watch'), qr/^\d+$/, "pg_monitor reads $view");
 	my ($ret, $out, $err) = $node->psql('postgres', "SELECT count(*) FROM idempotency.$view", extra_params => [ '-U', 'app' ]);
