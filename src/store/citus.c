@@ -188,7 +188,9 @@ static const Spread *find_other_part(char *home, int size);
 static char *home_text(const Spread *spread, Datum value);
 static void touch(const Spread *spread, const char *home);
 static char *signature(FmgrInfo *flinfo, Oid **types);
-static Datum result_from_texts(FunctionCallInfo fcinfo, text **values);
+static TupleDesc row_of(Oid type);
+static Datum result_from_texts(FunctionCallInfo fcinfo, Oid type,
+							   TupleDesc desc, text **values);
 static ArrayType *result_to_texts(Oid type, Datum result);
 static ArrayType *to_array(text **values, int n);
 static text **from_array(ArrayType *array, int *n);
@@ -428,6 +430,8 @@ send_call(FunctionCallInfo fcinfo, const Spread *spread, Datum value,
 	Oid		   *types;
 	char	   *call;
 	int			level;
+	Oid			type;
+	TupleDesc	desc;
 
 	if (!is_away(spread, value))
 		return false;
@@ -448,8 +452,11 @@ send_call(FunctionCallInfo fcinfo, const Spread *spread, Datum value,
 			arguments[i] = ik_response_text(types[i], PG_GETARG_DATUM(i));
 	}
 	AtEOXact_GUC(true, level);
-	*result = result_from_texts(fcinfo,
-								send(spread, value, call, arguments, PG_NARGS(), 0));
+	type = get_func_rettype(fcinfo->flinfo->fn_oid);
+	desc = row_of(type);
+	*result = result_from_texts(fcinfo, type, desc,
+								send(spread, value, call, arguments, PG_NARGS(),
+									 desc == NULL ? 1 : desc->natts));
 	return true;
 }
 
@@ -950,7 +957,7 @@ hold(void *arg)
 
 /*
  * Send a call to the home of its scope, on another node, and return the columns
- * of its result; nresults is how many the caller relies on, or 0.
+ * of its result; nresults is how many the caller relies on.
  */
 text	  **
 ik_send(const text *scope, const char *call, text **arguments, int narguments,
@@ -1247,17 +1254,27 @@ ik_from_text(Oid type, const text *value)
 	return OidInputFunctionCall(input, text_to_cstring(value), parameter, -1);
 }
 
+/*
+ * The columns of a row type, or NULL for another one.  A copy: that of the type
+ * cache goes when an invalidation comes in, which conversions may take in.
+ */
+static TupleDesc
+row_of(Oid type)
+{
+	return get_typtype(type) == TYPTYPE_COMPOSITE ?
+		lookup_rowtype_tupdesc_copy(type, -1) : NULL;
+}
+
 /* The result of the function that is being called, from that of its twin. */
 static Datum
-result_from_texts(FunctionCallInfo fcinfo, text **values)
+result_from_texts(FunctionCallInfo fcinfo, Oid type, TupleDesc desc,
+				  text **values)
 {
-	Oid			type = get_func_rettype(fcinfo->flinfo->fn_oid);
 	int			level = ik_plain_modes();
 	Datum		result = (Datum) 0;
 
-	if (get_typtype(type) == TYPTYPE_COMPOSITE)
+	if (desc != NULL)
 	{
-		TupleDesc	desc = lookup_type_cache(type, TYPECACHE_TUPDESC)->tupDesc;
 		Datum	   *columns = palloc0(desc->natts * sizeof(Datum));
 		bool	   *nulls = palloc0(desc->natts * sizeof(bool));
 
@@ -1281,13 +1298,13 @@ static ArrayType *
 result_to_texts(Oid type, Datum result)
 {
 	text	   *values[MaxTupleAttributeNumber];
+	TupleDesc	desc = row_of(type);
 	int			n = 1;
 
 	values[0] = NULL;
-	if (get_typtype(type) == TYPTYPE_COMPOSITE)
+	if (desc != NULL)
 	{
 		HeapTupleHeader header = DatumGetHeapTupleHeader(result);
-		TupleDesc	desc = lookup_type_cache(type, TYPECACHE_TUPDESC)->tupDesc;
 		HeapTupleData tuple = {
 			.t_len = HeapTupleHeaderGetDatumLength(header),
 			.t_data = header
