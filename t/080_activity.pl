@@ -110,6 +110,8 @@ my $calls = q{
 	SELECT count(*) FROM idempotency.take('t');
 	SELECT idempotency.extend_event(1, 1, '1 s'), idempotency.retry_event(1), idempotency.discard_event(1);
 	SELECT idempotency.once('s', 'short', '1 us');
+	INSERT INTO idempotency.outbox_leases VALUES (0, 1, now() - interval '1 day', 1, 't');
+	INSERT INTO idempotency.outbox_keys VALUES (1, 0, 't', 'k');
 	SELECT idempotency.purge();
 };
 sql($calls);
@@ -126,7 +128,7 @@ my @expected = sort qw(
   consume_token/used=1 consume_token/invalid=1 revoke_token/not_valid=1
   revoke_tokens/revoked=1 emit/emitted=3 take/taken=4 take/empty=1
   ack/acknowledged=3 ack/superseded=1 nack/given_back=1
-  extend_event/late=1 retry_event/not_parked=1 discard_event/not_parked=1 purge/keys=1);
+  extend_event/late=1 retry_event/not_parked=1 discard_event/not_parked=1 purge/keys=1 purge/outbox=2);
 is(join(' ', sort split / /, counted()), "@expected", 'each outcome is counted, of what was rolled back too');
 
 sql(q{SELECT idempotency.reset_activity()}, 'ops');
