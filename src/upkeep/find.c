@@ -208,7 +208,7 @@ idempotency_free_lease(PG_FUNCTION_ARGS)
 		RowAccess	row;
 
 		ik_open_key(&row, scope, key, RowExclusiveLock);
-		ik_lock_row(&row);
+		ik_lock_key(&row);
 		if (row.state == ROW_FOUND)
 			ik_delete_row(&row);
 		ik_unlock_row(&row);
