@@ -309,15 +309,12 @@ CREATE TABLE idempotency.machines (
 COMMENT ON TABLE idempotency.machines IS 'admin: one row per state machine, as defined';
 SELECT pg_catalog.pg_extension_config_dump('idempotency.machines', '');
 
-CREATE FUNCTION idempotency.machines_changed() RETURNS trigger
-LANGUAGE c AS 'MODULE_PATHNAME', 'idempotency_machines_changed';
-COMMENT ON FUNCTION idempotency.machines_changed() IS 'internal: tells every session that a machine has changed; error: 39P01';
-
 -- ALWAYS: a restore or a subscription may run as a replica.
-CREATE TRIGGER machines_changed AFTER INSERT OR UPDATE OR DELETE ON idempotency.machines
-  FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed();
-ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER machines_changed;
-COMMENT ON TRIGGER machines_changed ON idempotency.machines IS 'internal: has every session read the machine again';
+CREATE TRIGGER changed
+AFTER INSERT OR UPDATE OR DELETE ON idempotency.machines
+FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed();
+ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER changed;
+COMMENT ON TRIGGER changed ON idempotency.machines IS 'internal: has every session read the machines again';
 
 CREATE SEQUENCE idempotency.transition_log_id_seq;
 CREATE TABLE idempotency.transition_log (

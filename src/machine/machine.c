@@ -40,7 +40,6 @@ static Oid	machines_relid = InvalidOid;
 
 PG_FUNCTION_INFO_V1(idempotency_define_machine);
 PG_FUNCTION_INFO_V1(idempotency_drop_machine);
-PG_FUNCTION_INFO_V1(idempotency_machines_changed);
 
 static void refuse_if_attached(const char *name);
 static Machine *load_machine(const char *name);
@@ -72,13 +71,13 @@ idempotency_define_machine(PG_FUNCTION_ARGS)
 	values[2] = PG_GETARG_DATUM(2);
 	rel = table_open(ik_own_relation("machines"), RowExclusiveLock);
 	written = ik_execute_as_owner(rel,
-							 "INSERT INTO idempotency.machines AS m (name, definition, cyclic)"
-							 " VALUES ($1, $2, $3)"
-							 " ON CONFLICT (name) DO UPDATE"
-							 " SET definition = EXCLUDED.definition, cyclic = EXCLUDED.cyclic"
-							 " WHERE NOT (m.definition OPERATOR(pg_catalog.=) EXCLUDED.definition"
-							 " AND m.cyclic OPERATOR(pg_catalog.=) EXCLUDED.cyclic)",
-							 3, types, values, NULL);
+								  "INSERT INTO idempotency.machines AS m (name, definition, cyclic)"
+								  " VALUES ($1, $2, $3)"
+								  " ON CONFLICT (name) DO UPDATE"
+								  " SET definition = EXCLUDED.definition, cyclic = EXCLUDED.cyclic"
+								  " WHERE NOT (m.definition OPERATOR(pg_catalog.=) EXCLUDED.definition"
+								  " AND m.cyclic OPERATOR(pg_catalog.=) EXCLUDED.cyclic)",
+								  3, types, values, NULL);
 	table_close(rel, NoLock);
 	PG_RETURN_BOOL(written > 0);
 }
@@ -103,10 +102,10 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
 	ik_find_machine(name);
 	refuse_if_attached(name);
 	if (ik_execute_as_owner(rel,
-					   "DELETE FROM idempotency.machines m"
-					   " WHERE m.name OPERATOR(pg_catalog.=) $1"
-					   " RETURNING m.definition",
-					   1, types, values, &definition) != 1)
+							"DELETE FROM idempotency.machines m"
+							" WHERE m.name OPERATOR(pg_catalog.=) $1"
+							" RETURNING m.definition",
+							1, types, values, &definition) != 1)
 		/* defined after this transaction's snapshot was taken */
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
@@ -114,23 +113,6 @@ idempotency_drop_machine(PG_FUNCTION_ARGS)
 						name)));
 	table_close(rel, NoLock);
 	PG_RETURN_DATUM(definition);
-}
-
-/*
- * Tell every session that the definitions have changed.
- *
- *		CREATE TRIGGER ... AFTER INSERT OR UPDATE OR DELETE
- *		ON idempotency.machines FOR EACH ROW
- *		EXECUTE FUNCTION idempotency.machines_changed()
- *
- * ENABLE ALWAYS, since a restore or a subscription may run as a replica.
- * TRUNCATE needs no trigger: it gives the table another file, and every session
- * is told of that.
- */
-Datum
-idempotency_machines_changed(PG_FUNCTION_ARGS)
-{
-	return ik_announce_change(fcinfo);
 }
 
 /*

@@ -248,7 +248,6 @@ extern List *ik_tables_here(OwnTable *table);
 extern Relation ik_open_table(OwnTable *table, LOCKMODE lockmode);
 extern Oid	ik_own_index(OwnTable *table, int which);
 extern uint64 ik_table_changes(const OwnTable *table);
-extern Datum ik_announce_change(FunctionCallInfo fcinfo);
 
 /* own.c: which objects are ours, and in whose name their tables are written */
 extern Oid	ik_own_relation(const char *name);

@@ -422,12 +422,20 @@ ik_table_changes(const OwnTable *table)
 }
 
 /*
- * The work of a trigger function on a table of ours that is watched: have
- * every session read it anew.  Only on a table of ours: on another one, a
- * trigger made by hand could do no more than be in the way (39P01).
+ * The trigger of a watched table, and of the definitions of machines: have every
+ * session read it anew.
+ *
+ *		CREATE TRIGGER changed
+ *		AFTER INSERT OR UPDATE OR DELETE ON ...
+ *		FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed()
+ *
+ * For each row, since logical replication fires no statement triggers, and
+ * ENABLE ALWAYS, since it and a restore run as a replica.  (TRUNCATE
+ * invalidates by itself.)  Only on a table of ours: on another one, a trigger
+ * made by hand could do no more than be in the way (39P01).
  */
 Datum
-ik_announce_change(FunctionCallInfo fcinfo)
+idempotency_table_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigdata = (TriggerData *) fcinfo->context;
 
@@ -441,23 +449,6 @@ ik_announce_change(FunctionCallInfo fcinfo)
 				 errhint("Drop the trigger: the function is internal to the extension.")));
 	CacheInvalidateRelcache(trigdata->tg_relation);
 	return PointerGetDatum(NULL);
-}
-
-/*
- * The trigger of a watched table.
- *
- *		CREATE TRIGGER changed
- *		AFTER INSERT OR UPDATE OR DELETE ON ...
- *		FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed()
- *
- * For each row, since logical replication fires no statement triggers, and
- * ENABLE ALWAYS, since it and a restore run as a replica.  (TRUNCATE
- * invalidates by itself.)
- */
-Datum
-idempotency_table_changed(PG_FUNCTION_ARGS)
-{
-	return ik_announce_change(fcinfo);
 }
 
 /*

@@ -273,8 +273,8 @@ RESET SESSION AUTHORIZATION;
 CREATE TABLE form (id int PRIMARY KEY, n int);
 INSERT INTO form VALUES (1, 1);
 SELECT forms('CREATE TRIGGER t ' || c, s) FROM (VALUES
-  ('BEFORE UPDATE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed()', 'UPDATE form SET n = 1'),
-  ('AFTER UPDATE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.machines_changed()', 'UPDATE form SET n = 1'),
+  ('BEFORE UPDATE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed()', 'UPDATE form SET n = 1'),
+  ('AFTER UPDATE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed()', 'UPDATE form SET n = 1'),
   ('BEFORE DELETE ON form FOR EACH ROW EXECUTE FUNCTION idempotency.table_changed()', 'DELETE FROM form'),
   ('AFTER UPDATE ON form EXECUTE FUNCTION idempotency.table_changed()', 'UPDATE form SET n = 1')) v(c, s);
 -- what the owner of our own tables can do to them

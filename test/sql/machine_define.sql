@@ -91,7 +91,7 @@ SET ROLE regress_machine_admin;
 -- trigger functions called by hand
 SELECT idempotency.guard_state();
 RESET ROLE;
-SELECT idempotency.machines_changed();
+SELECT idempotency.table_changed();
 SELECT idempotency.guard_version();
 
 -- attach: what cannot be guarded
