@@ -38,6 +38,7 @@ extern int	ik_token_max_ttl;	/* seconds */
 extern int	ik_token_retention; /* seconds */
 
 extern void ik_define_settings(void);
+extern void ik_set_for_now(const char *name, const char *value);
 
 /* call.c: arguments and results */
 extern Datum ik_result(FunctionCallInfo fcinfo, int natts, const Oid *types,

@@ -135,6 +135,16 @@ ik_define_settings(void)
 	MarkGUCPrefixReserved("idempotency");
 }
 
+/*
+ * Set a setting that anybody may set, until AtEOXact_GUC() ends the nest level.
+ */
+void
+ik_set_for_now(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+}
+
 /* Accept a list of names. */
 static bool
 check_databases(char **newval, void **extra, GucSource source)

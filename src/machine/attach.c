@@ -233,8 +233,7 @@ without_row_security(void)
 {
 	int			nest = NewGUCNestLevel();
 
-	(void) set_config_option("row_security", "off", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	ik_set_for_now("row_security", "off");
 	return nest;
 }
 

@@ -21,7 +21,6 @@ static SPIPlanPtr log_plan = NULL;
 PG_FUNCTION_INFO_V1(idempotency_purge_history);
 
 static void settings_of_log(const TableInfo *table);
-static void set_for_log(const char *name, const char *value);
 static int64 delete_oldest(Relation log, TimestampTz before, int32 max);
 static Datum row_id(const TableInfo *table, Relation rel,
 					TupleTableSlot *slot);
@@ -152,16 +151,9 @@ settings_of_log(const TableInfo *table)
 	};
 
 	if (quote_all_identifiers)
-		set_for_log("quote_all_identifiers", "off");
+		ik_set_for_now("quote_all_identifiers", "off");
 	for (int i = 0; table->row_id_varies && i < lengthof(settings); i++)
-		set_for_log(settings[i][0], settings[i][1]);
-}
-
-static void
-set_for_log(const char *name, const char *value)
-{
-	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+		ik_set_for_now(settings[i][0], settings[i][1]);
 }
 
 /* The primary key as jsonb: its value, or for several columns an object. */

@@ -162,6 +162,9 @@ PG_FUNCTION_INFO_V1(idempotency_at_home);
 PG_FUNCTION_INFO_V1(idempotency_at_home_of_token);
 
 static Datum serve(FunctionCallInfo fcinfo, const Spread *spread);
+static Oid	function_to_serve(const text *call);
+static Datum call_as_sender(FunctionCallInfo call, int32 default_wait,
+							int32 lock_timeout, bool read_only);
 static Spread *spread_of(const OwnTable *table);
 static void learn(void);
 static void learn_nodes(void);
@@ -490,9 +493,6 @@ serve(FunctionCallInfo fcinfo, const Spread *spread)
 	int			level;
 	Datum		result;
 	ArrayType  *array;
-	char		number[16];
-	bool		was_read_only = XactReadOnly;
-	bool		was_serving = serving;
 
 	for (int i = 0; i < PG_NARGS(); i++)
 	{
@@ -512,23 +512,8 @@ serve(FunctionCallInfo fcinfo, const Spread *spread)
 				 errdetail("It is made on a worker, inside a statement or function that another node has sent there."),
 				 errhint("Make the call in a statement of its own, or with the scope of the rows that the statement is about.")));
 	}
-
-	/* anybody with USAGE gets here: one of ours, that he could call as well */
-	function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
-													CStringGetDatum(text_to_cstring(PG_GETARG_TEXT_PP(1)))));
+	function = function_to_serve(PG_GETARG_TEXT_PP(1));
 	arguments = from_array(PG_GETARG_ARRAYTYPE_P(2), &narguments);
-	if (!OidIsValid(function) ||
-		get_func_namespace(function) != get_rel_namespace(ik_own_relation("keys")) ||
-		get_func_prokind(function) != PROKIND_FUNCTION ||
-		get_func_retset(function))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("not a call that is sent home: %s",
-						text_to_cstring(PG_GETARG_TEXT_PP(1)))));
-	if (object_aclcheck(ProcedureRelationId, function, GetUserId(),
-						ACL_EXECUTE) != ACLCHECK_OK)
-		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION,
-					   get_func_name(function));
 
 	/* it may name at_home() again */
 	check_stack_depth();
@@ -554,28 +539,8 @@ serve(FunctionCallInfo fcinfo, const Spread *spread)
 	}
 	AtEOXact_GUC(true, level);
 
-	/* from here to the result: the settings of the session that sent it */
-	level = NewGUCNestLevel();
-	snprintf(number, sizeof(number), "%d", PG_GETARG_INT32(3));
-	(void) set_config_option("idempotency.default_wait", number, PGC_USERSET,
-							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-	snprintf(number, sizeof(number), "%d", PG_GETARG_INT32(4));
-	(void) set_config_option("lock_timeout", number, PGC_USERSET,
-							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-	/* after an error, the end of the (sub)transaction sets it back */
-	XactReadOnly |= PG_GETARG_BOOL(5);
-	PG_TRY();
-	{
-		serving = true;
-		result = FunctionCallInvoke(call);
-	}
-	PG_FINALLY();
-	{
-		serving = was_serving;
-	}
-	PG_END_TRY();
-	XactReadOnly = was_read_only;
-	AtEOXact_GUC(true, level);
+	result = call_as_sender(call, PG_GETARG_INT32(3), PG_GETARG_INT32(4),
+							PG_GETARG_BOOL(5));
 
 	level = ik_plain_modes();
 	/* a NULL is one column that is NULL: the array itself always is there */
@@ -589,6 +554,63 @@ serve(FunctionCallInfo fcinfo, const Spread *spread)
 		array = result_to_texts(get_func_rettype(function), result);
 	AtEOXact_GUC(true, level);
 	PG_RETURN_ARRAYTYPE_P(array);
+}
+
+/*
+ * The function that another node wants to be called.  Anybody with USAGE gets
+ * here: one of ours, that he could call as well.
+ */
+static Oid
+function_to_serve(const text *call)
+{
+	char	   *name = text_to_cstring(call);
+	Oid			function = DatumGetObjectId(DirectFunctionCall1(regprocedurein,
+																CStringGetDatum(name)));
+
+	if (!OidIsValid(function) ||
+		get_func_namespace(function) != get_rel_namespace(ik_own_relation("keys")) ||
+		get_func_prokind(function) != PROKIND_FUNCTION ||
+		get_func_retset(function))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("not a call that is sent home: %s", name)));
+	if (object_aclcheck(ProcedureRelationId, function, GetUserId(),
+						ACL_EXECUTE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION,
+					   get_func_name(function));
+	return function;
+}
+
+/* Make the call with the settings of the session that sent it. */
+static Datum
+call_as_sender(FunctionCallInfo call, int32 default_wait, int32 lock_timeout,
+			   bool read_only)
+{
+	bool		was_read_only = XactReadOnly;
+	bool		was_serving = serving;
+	int			level = NewGUCNestLevel();
+	char		number[16];
+	Datum		result;
+
+	snprintf(number, sizeof(number), "%d", default_wait);
+	ik_set_for_now("idempotency.default_wait", number);
+	snprintf(number, sizeof(number), "%d", lock_timeout);
+	ik_set_for_now("lock_timeout", number);
+	/* after an error, the end of the (sub)transaction sets it back */
+	XactReadOnly |= read_only;
+	PG_TRY();
+	{
+		serving = true;
+		result = FunctionCallInvoke(call);
+	}
+	PG_FINALLY();
+	{
+		serving = was_serving;
+	}
+	PG_END_TRY();
+	XactReadOnly = was_read_only;
+	AtEOXact_GUC(true, level);
+	return result;
 }
 
 /*
@@ -1233,11 +1255,9 @@ ik_plain_modes(void)
 	int			level = NewGUCNestLevel();
 
 	if (DateStyle != USE_ISO_DATES)
-		(void) set_config_option("datestyle", "ISO", PGC_USERSET,
-								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+		ik_set_for_now("datestyle", "ISO");
 	if (IntervalStyle != INTSTYLE_POSTGRES)
-		(void) set_config_option("intervalstyle", "postgres", PGC_USERSET,
-								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+		ik_set_for_now("intervalstyle", "postgres");
 	return level;
 }
 

@@ -19,11 +19,12 @@
  *		a function, an operator class or a type that is not built in.
  *
  *		machines, the history, the rotation of token keys, and on a cluster of
- *		Citus the revocation of all tokens, which are written in SQL: also what the table's owner has put on it.  It runs as
- *		him, in a security-restricted operation, so that nothing of it is left
- *		to run later as our caller: no deferred trigger, no temporary object,
- *		no setting.  And nothing of our caller's is found by it: his search
- *		path does not count meanwhile.
+ *		Citus the revocation of all tokens, which are written in SQL: also what
+ *		the table's owner has put on it.  It runs as him, in a
+ *		security-restricted operation, so that nothing of it is left to run
+ *		later as our caller: no deferred trigger, no temporary object, no
+ *		setting.  And nothing of our caller's is found by it: his search path
+ *		does not count meanwhile.
  *
  *		the callers' tables, with their triggers, policies, domains and casts:
  *		as in the caller's own statement, as him.  Values become text, jsonb
@@ -123,9 +124,7 @@ ik_become_owner(Relation rel, int context, SavedUser *saved)
 	SetUserIdAndSecContext(rel->rd_rel->relowner,
 						   saved->context | context |
 						   SECURITY_RESTRICTED_OPERATION);
-	(void) set_config_option("search_path", "pg_catalog, pg_temp",
-							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-							 true, 0, false);
+	ik_set_for_now("search_path", "pg_catalog, pg_temp");
 }
 
 /* Be who called us again, with his settings. */
