@@ -11,16 +11,12 @@
 #ifndef IDEMPOTENCY_COMPAT_H
 #define IDEMPOTENCY_COMPAT_H
 
-/* 16 moved the macros of varlena out of postgres.h, 19 out of most headers */
-#if PG_VERSION_NUM >= 160000
-#include "varatt.h"
-#endif
-
+/* 19 has what is derived from the columns of a descriptor worked out once */
 #if PG_VERSION_NUM < 190000
 #define TupleDescFinalize(desc) ((void) 0)
 #endif
 
-/* 16 put the macros of varlena there, and 19 does not always bring it along */
+/* 16 moved the macros of varlena out of postgres.h, 19 out of most headers */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif

@@ -19,9 +19,10 @@
  *
  * Without history, an UPDATE is judged by BEFORE triggers, which are the
  * cheaper ones, and whose names make them fire last; with history by AFTER
- * triggers, which also write it (history.c).  On a partitioned table AFTER INSERT is for
- * DELETE too: a row that moves to another partition fires DELETE there and
- * INSERT here, one after the other, and is judged as an UPDATE (moving.c).
+ * triggers, which also write it (history.c).  On a partitioned table AFTER
+ * INSERT is for DELETE too: a row that moves to another partition fires DELETE
+ * there and INSERT here, one after the other, and is judged as an UPDATE
+ * (moving.c).
  *
  *-------------------------------------------------------------------------
  */

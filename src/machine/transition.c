@@ -304,7 +304,7 @@ is_expected(const GuardedUpdate *update)
 	const Move *move = (const Move *) update;
 
 	return ik_same_name(datum_name(move, update->current),
-					 datum_name(move, update->expected));
+						datum_name(move, update->expected));
 }
 
 /*
@@ -354,8 +354,7 @@ decide_move(GuardedUpdate *update)
 	/* From any state: a retry must not move again along a self-loop. */
 	if (ik_same_name(name, move->to))
 		return UPDATE_ALREADY;
-	if (!ik_has_edge(machine, state,
-					 ik_find_state(machine, move->to)))
+	if (!ik_has_edge(machine, state, ik_find_state(machine, move->to)))
 		return UPDATE_CONFLICT;
 	aim(move, move->update.current, state, ik_find_state(machine, move->to));
 	return UPDATE_APPLIED;

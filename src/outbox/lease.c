@@ -13,7 +13,6 @@
 #include "access/xact.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -48,16 +47,10 @@ ik_block_lock(int64 block)
 		char		bytes[VARHDRSZ + sizeof(int64)];
 	}			name;
 
-	if (scope == NULL)
-	{
-		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-		scope = cstring_to_text("idempotency.outbox");
-		MemoryContextSwitchTo(old);
-	}
 	SET_VARSIZE(&name, sizeof(name));
 	memcpy(name.bytes + VARHDRSZ, &block, sizeof(int64));
-	return ik_lock_hash(scope, &name.value);
+	return ik_lock_hash(DatumGetTextPP(ik_constant_text(&scope, "idempotency.outbox")),
+						&name.value);
 }
 
 /*

@@ -292,6 +292,7 @@ end_pages(PageScan *pages)
 static bool
 matches(const Search *search, const KeyRow *key)
 {
+	Jsonb	   *meta;
 	JsonbValue	value;
 
 	if (key->created_at >= search->created_before ||
@@ -303,10 +304,12 @@ matches(const Search *search, const KeyRow *key)
 		return false;
 	if (search->sqlstate == NULL)
 		return true;
-	return key->meta != NULL &&
-		JB_ROOT_IS_OBJECT(DatumGetJsonbP(PointerGetDatum(key->meta))) &&
-		getKeyJsonValueFromContainer(&DatumGetJsonbP(PointerGetDatum(key->meta))->root,
-									 "sqlstate", strlen("sqlstate"), &value) != NULL &&
+	if (key->meta == NULL)
+		return false;
+	meta = DatumGetJsonbP(PointerGetDatum(key->meta));
+	return JB_ROOT_IS_OBJECT(meta) &&
+		getKeyJsonValueFromContainer(&meta->root, "sqlstate", strlen("sqlstate"),
+									 &value) != NULL &&
 		value.type == jbvString &&
 		value.val.string.len == VARSIZE_ANY_EXHDR(search->sqlstate) &&
 		memcmp(value.val.string.val, VARDATA_ANY(search->sqlstate),
