@@ -41,7 +41,7 @@ Datum
 idempotency_attach_machine(PG_FUNCTION_ARGS)
 {
 	AttrNumber	column;
-	Relation	rel = ik_open_owned(fcinfo, &column);
+	Relation	rel = ik_open_owned(fcinfo, ShareRowExclusiveLock, &column);
 	Relation	machines;
 	char	   *machine;
 	bool		history;

@@ -37,7 +37,7 @@ Datum
 idempotency_attach_fence(PG_FUNCTION_ARGS)
 {
 	AttrNumber	column;
-	Relation	rel = ik_open_owned(fcinfo, &column);
+	Relation	rel = ik_open_owned(fcinfo, ShareRowExclusiveLock, &column);
 
 	ik_check_attachable(rel, column, GUARD_FENCE);
 	ik_check_bigint(rel, column);

@@ -102,7 +102,8 @@ typedef struct TableInfo
 
 /* user_table.c: opening a table that a caller names, and judging it */
 extern Relation ik_open_users_table(Oid relid, LOCKMODE lockmode);
-extern Relation ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column);
+extern Relation ik_open_owned(FunctionCallInfo fcinfo, LOCKMODE lockmode,
+							  AttrNumber *column);
 extern AttrNumber ik_column_number(Relation rel, const char *name,
 								   const char *hint);
 extern void ik_refuse_children(Relation rel);

@@ -187,7 +187,7 @@ Datum
 ik_detach(FunctionCallInfo fcinfo, GuardKind kind)
 {
 	AttrNumber	column;
-	Relation	rel = ik_open_owned(fcinfo, &column);
+	Relation	rel = ik_open_owned(fcinfo, AccessExclusiveLock, &column);
 	char	   *name = find_trigger(rel, kind, column, 0);
 
 	if (name == NULL)

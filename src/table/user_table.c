@@ -45,10 +45,12 @@ no_such_table(Oid relid)
 /*
  * The table in the first argument, which the caller must own, and the number
  * of the column in the second.  Locked, with its partitions, as CREATE TRIGGER
- * does: no writer is under way, and none begins before we commit.
+ * or DROP TRIGGER does, and at once: who raised the lock later would come to a
+ * deadlock with a transaction that has read the table and goes on to write.  No
+ * writer is under way, and none begins before we commit.
  */
 Relation
-ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
+ik_open_owned(FunctionCallInfo fcinfo, LOCKMODE lockmode, AttrNumber *column)
 {
 	Oid			relid;
 	Relation	rel;
@@ -68,7 +70,7 @@ ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 					   get_relkind_objtype(get_rel_relkind(relid)),
 					   get_rel_name(relid));
 
-	rel = try_relation_open(relid, ShareRowExclusiveLock);
+	rel = try_relation_open(relid, lockmode);
 	if (rel == NULL)
 		no_such_table(relid);
 	if (rel->rd_rel->relkind != RELKIND_RELATION &&
@@ -77,7 +79,7 @@ ik_open_owned(FunctionCallInfo fcinfo, AttrNumber *column)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("\"%s\" is not a table", RelationGetRelationName(rel)),
 				 errhint("Attach to the table that the rows are stored in.")));
-	(void) find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
+	(void) find_all_inheritors(relid, lockmode, NULL);
 
 	*column = ik_column_number(rel, NameStr(*PG_GETARG_NAME(1)),
 							   "Name a column of the table, in its case, or add it first.");

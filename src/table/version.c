@@ -45,7 +45,7 @@ Datum
 idempotency_attach_version(PG_FUNCTION_ARGS)
 {
 	AttrNumber	column;
-	Relation	rel = ik_open_owned(fcinfo, &column);
+	Relation	rel = ik_open_owned(fcinfo, ShareRowExclusiveLock, &column);
 	Form_pg_attribute attr = TupleDescAttr(RelationGetDescr(rel), column - 1);
 	AttrNumber	attached;
 
