@@ -32,6 +32,7 @@ void
 ik_open_rows(OwnRows *rows, OwnTable *table, LOCKMODE lockmode)
 {
 	rows->table = table;
+	rows->lockmode = lockmode;
 	rows->rel = ik_open_table(table, lockmode);
 	for (int i = 0; i < table->nindexes; i++)
 		rows->indexes[i] = index_open(ik_own_index(table, i), lockmode);
@@ -41,15 +42,22 @@ ik_open_rows(OwnRows *rows, OwnTable *table, LOCKMODE lockmode)
 	rows->index_info = makeNode(IndexInfo);
 }
 
+/*
+ * A reader's locks on the indexes go, as in row.c; that on the table keeps what
+ * the rows that were read point to.
+ */
 void
 ik_close_rows(OwnRows *rows)
 {
+	LOCKMODE	release = rows->lockmode == AccessShareLock ?
+		AccessShareLock : NoLock;
+
 	pfree(rows->index_info);
 	if (rows->locked != NULL)
 		ExecDropSingleTupleTableSlot(rows->locked);
 	ExecDropSingleTupleTableSlot(rows->next);
 	for (int i = 0; i < rows->table->nindexes; i++)
-		index_close(rows->indexes[i], NoLock);
+		index_close(rows->indexes[i], release);
 	table_close(rows->rel, NoLock);
 }
 

@@ -341,6 +341,7 @@ typedef struct OwnRows
 	OwnTable   *table;
 	Relation	rel;
 	Relation	indexes[MAX_OWN_INDEXES];	/* as the table's */
+	LOCKMODE	lockmode;		/* on all of them */
 	TupleTableSlot *next;		/* the row to be written */
 	TupleTableSlot *locked;		/* what ik_lock_found_row() read */
 	struct IndexInfo *index_info;
