@@ -32,6 +32,7 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaddress.h"
 #include "catalog/pg_am.h"
@@ -218,9 +219,11 @@ idempotency_insert_once(PG_FUNCTION_ARGS)
 }
 
 /*
- * Open the table whose row type this is.  The lock is the reader's, as far as
- * a replay needs one (it must work on a standby); it is kept, and makes sure
- * that what we know of the table is up to date.
+ * Open the table whose row type this is.  The lock is that of the INSERT to come,
+ * though a replay needs less: raised later, it would come to a deadlock with a
+ * REINDEX that waits for the index which the look has used.  Where nothing is
+ * written, as on a standby, it is the reader's.  It is kept, and makes sure that
+ * what we know of the table is up to date.
  */
 static Relation
 open_target(Oid type)
@@ -240,7 +243,8 @@ open_target(Oid type)
 				 errmsg("type %s is not the row type of a table",
 						OidIsValid(type) ? format_type_be(type) : "unknown"),
 				 errhint("Write NULL::schema_name.table_name as the first argument.")));
-	return ik_open_users_table(relid, AccessShareLock);
+	return ik_open_users_table(relid, XactReadOnly || RecoveryInProgress() ?
+							   AccessShareLock : RowExclusiveLock);
 }
 
 /*
