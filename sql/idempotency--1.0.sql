@@ -800,14 +800,14 @@ COMMENT ON FUNCTION idempotency.key_writers(text, text) IS 'internal: the open t
 
 CREATE FUNCTION idempotency.leased_keys() RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE AS 'MODULE_PATHNAME', 'idempotency_leased_keys';
-COMMENT ON FUNCTION idempotency.leased_keys() IS 'internal: the leases, read without predicate locks';
+COMMENT ON FUNCTION idempotency.leased_keys() IS 'internal: the leases, without what was asked and noted, read without predicate locks';
 
 CREATE FUNCTION idempotency.leased_key(
   scope text,
   key   text
 ) RETURNS SETOF idempotency.keys
 LANGUAGE c STABLE ROWS 1 AS 'MODULE_PATHNAME', 'idempotency_leased_key';
-COMMENT ON FUNCTION idempotency.leased_key(text, text) IS 'internal: that of them which is on one key; errors: 22004, 22023, 40001, 55000';
+COMMENT ON FUNCTION idempotency.leased_key(text, text) IS 'internal: that of them which is on one key, as it stands; errors: 22004, 22023, 40001, 55000';
 
 CREATE FUNCTION idempotency.key_counts(
   by           text,

@@ -127,6 +127,10 @@ idempotency_leased_keys(PG_FUNCTION_ARGS)
 static void
 show_leases(OwnTable *table, ReturnSetInfo *rsinfo)
 {
+	/* pg_monitor sees who holds a key, not what he works on */
+	static const int hidden[] = {
+		KEYS_META, KEYS_FINGERPRINT, KEYS_CHECKPOINT, KEYS_CHECKPOINT_DATA
+	};
 	Relation	rel = ik_open_table(table, AccessShareLock);
 	Relation	index;
 	TupleTableSlot *slot;
@@ -144,8 +148,13 @@ show_leases(OwnTable *table, ReturnSetInfo *rsinfo)
 	while (index_getnext_slot(scan, ForwardScanDirection, slot))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (table_tuple_satisfies_snapshot(rel, slot, snapshot))
-			tuplestore_puttupleslot(rsinfo->setResult, slot);
+		if (!table_tuple_satisfies_snapshot(rel, slot, snapshot))
+			continue;
+		slot_getallattrs(slot);
+		for (int i = 0; i < lengthof(hidden); i++)
+			slot->tts_isnull[hidden[i]] = true;
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+							 slot->tts_values, slot->tts_isnull);
 	}
 	index_endscan(scan);
 	UnregisterSnapshot(snapshot);

@@ -68,6 +68,16 @@ END
 $$;
 SELECT blocks('SELECT * FROM idempotency.leased_keys()') < 300 AS few;
 
+-- who watches the server does not see what holders noted for the next attempt
+CREATE ROLE regress_insight_watch IN ROLE pg_monitor;
+SELECT idempotency.checkpoint('insight', 'noted', fence, 'step', '{"account": 7}') IS NOT NULL AS noted
+FROM idempotency.lease('insight', 'noted', '1 h', '{"amount": 1}');
+SET ROLE regress_insight_watch;
+SELECT scope, key, status, attempt, fence > 0 AS fence, deadline > now() AS live, checkpoint, checkpoint_data, fingerprint
+FROM idempotency.leased_keys() WHERE key = 'noted';
+RESET ROLE;
+DROP ROLE regress_insight_watch;
+
 DELETE FROM idempotency.keys WHERE scope = 'insight';
 TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys;
 DROP FUNCTION blocks, explained;
