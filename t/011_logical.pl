@@ -1,7 +1,8 @@
-# Logical replication of the key table: what is written past the executor
+# Logical replication of keys and events: what is written past the executor
 # (inserts, updates, deletes) is decoded as any other change, and the keys
 # arrive with their work in one transaction.  Once the subscriber takes over,
-# it replays what the publisher answered.
+# it replays what the publisher answered, and delivers its events, as soon as it
+# has been given the sequence, which is not replicated.
 use strict;
 use warnings;
 
@@ -24,7 +25,8 @@ $subscriber->safe_psql('postgres', $setup);
 
 # there before the subscription: comes with the copy
 run_on($publisher, q{SELECT idempotency.once('logical', 'copied')});
-$publisher->safe_psql('postgres', 'CREATE PUBLICATION keys FOR TABLE idempotency.keys, idempotency.secrets, payment');
+$publisher->safe_psql('postgres', 'CREATE PUBLICATION keys FOR TABLE idempotency.keys, idempotency.secrets, payment,
+	idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys, idempotency.outbox_topics');
 $subscriber->safe_psql('postgres', sprintf(
 	q{CREATE SUBSCRIPTION keys CONNECTION '%s' PUBLICATION keys}, $publisher->connstr('postgres') =~ s/'/''/gr));
 $subscriber->wait_for_subscription_sync($publisher, 'keys');
@@ -89,6 +91,20 @@ run_on($subscriber, q{SELECT idempotency.forget('logical', 'both')});
 $publisher->wait_for_catchup('keys');
 is(key('both'), 'completed|', 'a key claimed on both sides stops replication until one of them goes');
 
+# events: acknowledged, given back, lapsed, out, and one that waits behind
+# another of its key
+run_on($publisher, q{
+	SELECT count(idempotency.emit('done', to_jsonb(i))) FROM generate_series(1, 300) i;
+	SELECT idempotency.ack_batch(array_agg(id), array_agg(attempt)) FROM idempotency.take('done', 300);
+	SELECT idempotency.emit('mail', '"given back"');
+	SELECT idempotency.nack(id, attempt, '0') FROM idempotency.take('mail');
+	SELECT idempotency.emit('mail', '"lapsed"', 'k'), idempotency.emit('mail', '"next"', 'k');
+	SELECT count(*) FROM idempotency.take('mail', 2, '0');
+	SELECT idempotency.emit('mail', '"out"');
+	SELECT count(*) FROM idempotency.take('mail', 1, '1 h')});
+$publisher->wait_for_catchup('keys');
+my $last_value = run_on($publisher, 'SELECT last_value FROM idempotency.outbox_id_seq');
+
 # the publisher is lost
 $publisher->stop('immediate');
 $subscriber->safe_psql('postgres', q{
@@ -99,6 +115,14 @@ is(run_on($subscriber, q{SELECT status, response, meta FROM idempotency.claim('l
 	qq{completed|paid\n{"b":1, "a":1.0}|{"http": 201}}, 'the subscriber takes over and replays');
 is(run_on($subscriber, q{SELECT status FROM idempotency.claim('logical', 'k1', '{"amount": 11}')}), 'mismatch', 'with the fingerprint');
 is(run_on($subscriber, q{SELECT idempotency.once('logical', 'new'), idempotency.once('logical', 'new')}), 't|f', 'and claims');
+
+my $take = q{SELECT string_agg(attempt || ' ' || (payload #>> '{}'), ', ' ORDER BY id) FROM idempotency.take('mail', 10, '1 h')};
+my ($ret, $out, $error) = $subscriber->psql('postgres', "\\set VERBOSITY sqlstate\n$take");
+like($error, qr/ERROR:  55000/, 'its sequence is behind: no event is handed out, which nobody could acknowledge');
+run_on($subscriber, "SELECT setval('idempotency.outbox_id_seq', $last_value)");
+is(run_on($subscriber, $take), '3 given back, 2 lapsed', 'with the sequence, events come with their attempts, and what is out or has to wait does not');
+is(run_on($subscriber, $take), '', 'no event comes twice');
+is(run_on($subscriber, q{SELECT idempotency.ack(id, 2) FROM idempotency.outbox WHERE payload = '"lapsed"'}) . run_on($subscriber, $take), 't1 next', 'after an ack the next of its key');
 
 $subscriber->stop;
 done_testing();

@@ -96,13 +96,33 @@ ik_read_topic(TopicSettings *settings, Datum topic)
 
 /*
  * The next number of the sequence.  Our transaction has its id by then: floors
- * rely on that (floor.c).
+ * rely on that (floor.c).  What it is to be above came of the same sequence, or
+ * from elsewhere: error 55000 if the sequence was left behind.
  */
 int64
-ik_next_number(Outbox *box)
+ik_next_number(Outbox *box, int64 above)
 {
+	int64		number;
+
 	(void) GetTopTransactionId();
-	return nextval_internal(box->sequence, false);
+	number = nextval_internal(box->sequence, false);
+	if (number <= above)
+		ik_refuse_sequence();
+	return number;
+}
+
+/*
+ * The rows have come without their sequence, by logical replication say.  A
+ * lease with such a number would not count: its events would be handed out again
+ * at once, and nobody could acknowledge them.
+ */
+void
+ik_refuse_sequence(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("sequence \"idempotency.outbox_id_seq\" is behind the outbox"),
+			 errhint("Set it beyond every id and place in idempotency.outbox, and every number that is taken in idempotency.outbox_leases and idempotency.outbox_keys.")));
 }
 
 /*
@@ -193,7 +213,7 @@ ik_put_back(Outbox *box, TupleTableSlot *event, char state, TimestampTz due)
 {
 	TupleTableSlot *next = ik_next_version(&box->events, event);
 
-	event_value(next, PLACE) = Int64GetDatum(ik_next_number(box));
+	event_value(next, PLACE) = Int64GetDatum(ik_next_number(box, event_place(event)));
 	event_value(next, STATE) = CharGetDatum(state);
 	event_value(next, DUE) = TimestampTzGetDatum(due);
 	ik_note_topic(DatumGetTextPP(event_value(next, TOPIC)));

@@ -125,22 +125,20 @@ ik_lease_of(BlockLeases *leases, TupleTableSlot *event)
 	return NULL;
 }
 
+/* Lease events of the block, none of which has a place above that one. */
 void
-ik_add_lease(Outbox *box, int64 block, int64 taken, TimestampTz deadline,
+ik_add_lease(Outbox *box, int64 block, int64 above, TimestampTz deadline,
 			 uint64 events, Datum topic)
 {
 	Datum	   *values = ik_next_version(&box->leases, NULL)->tts_values;
 
 	values[LEASES_BLOCK] = Int64GetDatum(block);
-	values[LEASES_TAKEN] = Int64GetDatum(taken);
+	values[LEASES_TAKEN] = Int64GetDatum(ik_next_number(box, above));
 	values[LEASES_DEADLINE] = TimestampTzGetDatum(deadline);
 	values[LEASES_EVENTS] = Int64GetDatum((int64) events);
 	values[LEASES_TOPIC] = topic;
 	if (!ik_add_row(&box->leases))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNIQUE_VIOLATION),
-				 errmsg("the number of the lease exists already"),
-				 errhint("Set the sequence idempotency.outbox_id_seq beyond the highest id in idempotency.outbox.")));
+		ik_refuse_sequence();
 }
 
 /*
@@ -165,15 +163,14 @@ ik_drop_acked_leases(Outbox *box, BlockLeases *leases)
 void
 ik_note_key(Outbox *box, Datum topic, Datum key, int64 id)
 {
-	int64		taken = ik_next_number(box);
 	Datum	   *values = ik_next_version(&box->keys, NULL)->tts_values;
 
-	values[OUTBOX_KEYS_TAKEN] = Int64GetDatum(taken);
+	values[OUTBOX_KEYS_TAKEN] = Int64GetDatum(ik_next_number(box, id));
 	values[OUTBOX_KEYS_ID] = Int64GetDatum(id);
 	values[OUTBOX_KEYS_TOPIC] = topic;
 	values[OUTBOX_KEYS_KEY] = key;
 	if (!ik_add_row(&box->keys))
-		elog(ERROR, "number " INT64_FORMAT " was given twice", taken);
+		ik_refuse_sequence();
 }
 
 /* Is there a note of the key, be it worth something or not? */

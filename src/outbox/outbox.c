@@ -315,7 +315,7 @@ idempotency_extend_event(PG_FUNCTION_ARGS)
 		if (held == NULL || event_attempt(box.event) + 1 != handed.attempt)
 			break;
 		deadline = ik_finite_after(GetCurrentTimestamp(), lease, "lease");
-		ik_add_lease(&box, leases.block, ik_next_number(&box), deadline,
+		ik_add_lease(&box, leases.block, event_place(box.event), deadline,
 					 UINT64CONST(1) << bit_of(handed.id),
 					 event_value(box.event, TOPIC));
 		break;
@@ -405,7 +405,7 @@ add_event(Outbox *box, text *topic, text *key, Datum payload,
 		  bool no_payload, TimestampTz due, TimestampTz now)
 {
 	TupleTableSlot *event = ik_next_version(&box->events, NULL);
-	int64		id = ik_next_number(box);
+	int64		id = ik_next_number(box, 0);
 
 	event_value(event, ID) = Int64GetDatum(id);
 	event_value(event, PLACE) = Int64GetDatum(id);
@@ -422,10 +422,7 @@ add_event(Outbox *box, text *topic, text *key, Datum payload,
 	event_isnull(event, PAYLOAD) = no_payload;
 	event_isnull(event, ERROR) = true;
 	if (!ik_add_row(&box->events))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNIQUE_VIOLATION),
-				 errmsg("the id of the event exists already"),
-				 errhint("Set the sequence idempotency.outbox_id_seq beyond the highest id in idempotency.outbox.")));
+		ik_refuse_sequence();
 	ik_note_topic(topic);
 	if (key != NULL)
 		ik_touch_new(id, due);

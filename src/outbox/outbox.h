@@ -109,7 +109,8 @@ extern void ik_open_outbox(Outbox *box, const char *function, bool with_leases);
 extern void ik_close_outbox(Outbox *box);
 extern text *ik_topic_argument(FunctionCallInfo fcinfo);
 extern void ik_read_topic(TopicSettings *settings, Datum topic);
-extern int64 ik_next_number(Outbox *box);
+extern int64 ik_next_number(Outbox *box, int64 above);
+pg_noreturn extern void ik_refuse_sequence(void);
 extern bool ik_fetch_event(Outbox *box, int64 id, TupleTableSlot *event,
 						   TransactionId *rival);
 extern bool ik_find_head(Outbox *box, Datum topic, Datum key, int64 not_above,
@@ -151,7 +152,7 @@ extern uint64 ik_block_lock(int64 block);
 extern uint64 ik_ordering_lock(Datum topic, Datum key);
 extern void ik_read_leases(Outbox *box, BlockLeases *leases, int64 block);
 extern Lease *ik_lease_of(BlockLeases *leases, TupleTableSlot *event);
-extern void ik_add_lease(Outbox *box, int64 block, int64 taken,
+extern void ik_add_lease(Outbox *box, int64 block, int64 above,
 						 TimestampTz deadline, uint64 events, Datum topic);
 extern void ik_drop_acked_leases(Outbox *box, BlockLeases *leases);
 extern void ik_note_key(Outbox *box, Datum topic, Datum key, int64 id);

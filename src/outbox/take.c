@@ -83,6 +83,7 @@ typedef struct Take
 	bool		fresh;			/* was its lock got after the candidate was
 								 * read? */
 	uint64		handed;			/* of its events, a bit for each */
+	int64		highest;		/* of their places */
 
 	NotedKey	noted[MAX_NOTED];
 } Take;
@@ -499,12 +500,13 @@ static void
 finish_block(Take *take)
 {
 	if (take->handed != 0)
-		ik_add_lease(&take->box, take->leases.block, ik_next_number(&take->box),
+		ik_add_lease(&take->box, take->leases.block, take->highest,
 					 take->deadline, take->handed,
 					 PointerGetDatum(take->topic));
 	if (take->locked)
 		ik_unlock(ik_block_lock(take->leases.block));
 	take->handed = 0;
+	take->highest = 0;
 	take->locked = false;
 	take->leases.block = -1;
 }
@@ -628,6 +630,7 @@ hand_out(Take *take, bool with_note)
 					event_value(event, KEY), event_id(event));
 	/* finish_block() writes one lease for all of them */
 	take->handed |= UINT64CONST(1) << bit_of(event_id(event));
+	take->highest = Max(take->highest, event_place(event));
 
 	slot_getallattrs(event);
 	values[0] = event_value(event, ID);

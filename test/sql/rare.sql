@@ -69,6 +69,21 @@ SELECT setval('idempotency.outbox_id_seq', :id, false) IS NOT NULL AS set_back;
 SELECT idempotency.emit('rare', NULL);
 SELECT idempotency.emit('rare', NULL) > :id AS goes_on;
 
+-- or never was where the events are, which came by replication: nothing is
+-- handed out that nobody could acknowledge, none is given back, no lease extended
+SELECT id AS out, attempt FROM idempotency.take('rare', 1) \gset
+INSERT INTO idempotency.outbox SELECT id + 100000, id + 100000, due, emitted_at, NULL, 0, 0, 'r', 'ahead', NULL, NULL, NULL
+FROM idempotency.outbox WHERE id = :out;
+UPDATE idempotency.outbox SET place = place + 100000 WHERE id = :out;
+INSERT INTO idempotency.outbox_leases SELECT block, taken + 100000, deadline, events, topic FROM idempotency.outbox_leases;
+SELECT attempt FROM idempotency.take('ahead');
+SELECT idempotency.nack(:out, 1);
+SELECT idempotency.extend_event(:out, 1, '1 h');
+SELECT setval('idempotency.outbox_id_seq', max(taken)) > 0 AS set FROM idempotency.outbox_leases;
+SELECT attempt FROM idempotency.take('ahead');
+SELECT attempt FROM idempotency.take('ahead');
+SELECT idempotency.ack_batch(array_agg(id), array_agg(1)) FROM idempotency.outbox WHERE topic = 'ahead' OR id = :out;
+
 -- indexes of ours are dropped
 BEGIN;
 DROP INDEX idempotency.keys_leased;
@@ -92,7 +107,7 @@ SELECT idempotency.at_home('00000000-0000-0000-0000-000000000000'::uuid, 'idempo
 
 SET client_min_messages = warning;
 DELETE FROM idempotency.keys;
-DELETE FROM idempotency.outbox;
+TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys;
 DELETE FROM idempotency.transition_log;
 DROP SCHEMA rare CASCADE;
 SELECT idempotency.drop_machine('rare');
