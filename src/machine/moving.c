@@ -55,6 +55,7 @@ static MemoryContextCallback moving_rows_reset =
 };
 static bool moving_rows_known = false;	/* is the callback registered? */
 
+static List *ancestors_of(Oid partition);
 static bool kept_key(const MovingRow *row, Relation rel,
 					 const TableInfo *table, TupleTableSlot *slot);
 static bool is_fixed(Relation rel, AttrNumber column, List *ancestors);
@@ -89,7 +90,7 @@ ik_remember_moving_row(TriggerData *trigdata, const TableInfo *table,
 	old = MemoryContextSwitchTo(context);
 	row = palloc(sizeof(MovingRow));
 	row->context = context;
-	row->root = ik_root_of(rel);
+	row->root = llast_oid(ancestors_of(RelationGetRelid(rel)));
 	row->partition = RelationGetRelid(rel);
 	row->column = pstrdup(ik_state_column(rel, guard));
 	row->subxact = GetCurrentSubTransactionId();
@@ -130,10 +131,10 @@ ik_take_moving_row(TriggerData *trigdata, const TableInfo *table,
 	CommandId	command;
 	Oid			root;
 
-	if (moving_rows == NULL)
+	if (moving_rows == NULL || !rel->rd_rel->relispartition)
 		return false;
 	command = HeapTupleHeaderGetCmin(header_of(slot));
-	root = ik_root_of(rel);
+	root = llast_oid(ancestors_of(RelationGetRelid(rel)));
 	for (MovingRow **link = &moving_rows; *link != NULL && !certain; link = &(*link)->next)
 	{
 		row = *link;
@@ -158,13 +159,29 @@ ik_take_moving_row(TriggerData *trigdata, const TableInfo *table,
 	return true;
 }
 
+/*
+ * The tables above a partition, the topmost one last.  They have it also while
+ * DETACH ... CONCURRENTLY waits (see ik_root_of()): a snapshot from before leads
+ * rows there, and away from it.
+ */
+static List *
+ancestors_of(Oid partition)
+{
+	List	   *ancestors = NIL;
+
+	for (Oid relid = partition; get_rel_relispartition(relid);
+		 ancestors = lappend_oid(ancestors, relid))
+		relid = get_partition_parent(relid, true);
+	return ancestors;
+}
+
 /* Does the row have the key of the one that left, as far as that is fixed? */
 static bool
 kept_key(const MovingRow *row, Relation rel, const TableInfo *table,
 		 TupleTableSlot *slot)
 {
-	List	   *left = get_partition_ancestors(row->partition);
-	List	   *here = get_partition_ancestors(RelationGetRelid(rel));
+	List	   *left = ancestors_of(row->partition);
+	List	   *here = ancestors_of(RelationGetRelid(rel));
 	List	   *common = list_difference_oid(here, list_difference_oid(here, left));
 	bool		any = false;
 
