@@ -222,7 +222,7 @@ is(sql("SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE payload = '1
 SKIP:
 {
 	my ($lib) = grep { -e } map { glob "$_/faketime/libfaketime.so.1" } '/usr/lib/*', '/usr/lib', '/usr/local/lib';
-	skip 'libfaketime is not installed', 2 unless $lib;
+	skip 'libfaketime is not installed', 3 unless $lib;
 	my $offset = PostgreSQL::Test::Utils::tempdir . '/clock';
 	append_to_file($offset, "+0\n");
 	$node->stop;
@@ -233,13 +233,18 @@ SKIP:
 	my $session = $node->background_psql('postgres');
 	$session->query("SELECT count(*) FROM idempotency.take('set_back')");
 	sql("SELECT idempotency.emit('set_back', '1', 'k')");
+	my $waiting = $node->background_psql('postgres');
+	$waiting->query_until(qr/waits/, "\\echo waits\nCALL idempotency.wait_for_events('nobody', '10 s');\n");
+	my $waits = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CALL%' AND state = 'active'";
+	$node->poll_query_until('postgres', $waits, '1');
 	unlink $offset;
 	append_to_file($offset, "-2h\n");
 	sleep 2.5;
 	sql("SELECT idempotency.emit('set_back', '2', 'k')", "SELECT idempotency.emit('set_back', '3')");
 	is($session->query("SELECT payload FROM idempotency.take('set_back')"), "1\n3", 'the same to a session that has seen the clock before');
 	is($session->query("SELECT idempotency.ack(id, 1) FROM idempotency.outbox WHERE payload = '1' AND topic = 'set_back'; SELECT payload FROM idempotency.take('set_back')"), "t\n2", 'and for the next one of the key');
-	$session->quit;
+	ok($node->poll_query_until('postgres', $waits, '0'), 'and who waits does not wait for two hours longer');
+	$_->quit for $session, $waiting;
 	$node->stop;
 	$node->start;
 }

@@ -95,6 +95,7 @@ look_and_sleep(text *topic, ConditionVariable *woken, TimestampTz give_up)
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "idempotency wait",
 												  ALLOCSET_DEFAULT_SIZES);
+	TimestampTz before = DT_NOBEGIN;
 
 	for (;;)
 	{
@@ -117,7 +118,11 @@ look_and_sleep(text *topic, ConditionVariable *woken, TimestampTz give_up)
 		PopActiveSnapshot();
 		SPI_commit();
 
+		/* a clock that is set back makes no wait longer */
 		now = GetCurrentTimestamp();
+		if (now < before && !TIMESTAMP_IS_NOEND(give_up))
+			give_up -= before - now;
+		before = now;
 		if (due || now >= give_up)
 			break;
 
