@@ -7,15 +7,25 @@
  */
 #include "outbox/outbox.h"
 
+#include "access/htup_details.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/pg_sequence.h"
 #include "commands/sequence.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+/* the sequence, once it was found to be as the install script made it */
+static Oid	checked_sequence = InvalidOid;
+
+static Oid	find_sequence(void);
+static void forget_sequence(Datum arg, int cacheid, uint32 hashvalue);
 static bool find_first(Outbox *box, int index, ScanKey keys, int nkeys,
 					   TupleTableSlot *event, TransactionId *rival);
 
@@ -26,7 +36,7 @@ ik_open_outbox(Outbox *box, const char *function, bool with_leases)
 	ik_refuse_to_write(function);
 	memset(box, 0, sizeof(Outbox));
 	ik_open_rows(&box->events, &ik_outbox, RowExclusiveLock);
-	box->sequence = ik_own_relation("outbox_id_seq");
+	box->sequence = find_sequence();
 	box->with_leases = with_leases;
 	if (!with_leases)
 		return;
@@ -56,6 +66,57 @@ ik_close_outbox(Outbox *box)
 
 	/* or a second call in the same statement could not change what we wrote */
 	CommandCounterIncrement();
+}
+/*
+ * Its numbers only grow, for all sessions together, and a crash brings none back:
+ * the order of a key's events is theirs, and an id may be a key somewhere else.
+ * That it was made so is looked at once, until something about it may have changed.
+ */
+static Oid
+find_sequence(void)
+{
+	static bool registered = false;
+	Oid			sequence = ik_own_relation("outbox_id_seq");
+	HeapTuple	tuple;
+	bool		as_made = false;
+
+	if (sequence == checked_sequence)
+		return sequence;
+	if (!registered)
+	{
+		CacheRegisterSyscacheCallback(SEQRELID, forget_sequence, (Datum) 0);
+		CacheRegisterSyscacheCallback(RELOID, forget_sequence, (Datum) 0);
+		registered = true;
+	}
+
+	/* an invalidation that comes while we look must not be lost */
+	checked_sequence = sequence;
+	tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(sequence));
+	if (HeapTupleIsValid(tuple))
+	{
+		Form_pg_sequence form = (Form_pg_sequence) GETSTRUCT(tuple);
+
+		as_made = form->seqincrement > 0 && form->seqcache == 1 &&
+			!form->seqcycle &&
+			get_rel_persistence(sequence) == RELPERSISTENCE_PERMANENT;
+		ReleaseSysCache(tuple);
+	}
+	if (!as_made)
+	{
+		checked_sequence = InvalidOid;
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("sequence \"idempotency.outbox_id_seq\" has been altered"),
+				 errhint("Alter it back: INCREMENT 1 CACHE 1 NO CYCLE, and SET LOGGED.")));
+	}
+	return sequence;
+}
+
+/* Syscache callback. */
+static void
+forget_sequence(Datum arg, int cacheid, uint32 hashvalue)
+{
+	checked_sequence = InvalidOid;
 }
 
 /* The first argument, topic: 22004, 22023. */

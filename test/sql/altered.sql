@@ -224,6 +224,25 @@ SELECT idempotency.once('altered', 'a type of others');
 ALTER TABLE idempotency.keys DROP COLUMN kind;
 SELECT idempotency.once('altered', 'the end'), idempotency.once('altered', 'the end');
 
+-- the outbox's sequence: its numbers only grow, for all sessions together, and
+-- a crash brings none back
+CREATE FUNCTION regress_alter.sequence(alteration text, repair text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+  result text;
+BEGIN
+  EXECUTE 'ALTER SEQUENCE idempotency.outbox_id_seq ' || alteration;
+  result := regress_app.try($_$idempotency.emit('altered', '1')$_$) || ' ' || regress_app.try($_$count(*) FROM idempotency.take('altered')$_$);
+  EXECUTE 'ALTER SEQUENCE idempotency.outbox_id_seq ' || repair;
+  RETURN result;
+END $$;
+SELECT alteration, regress_alter.sequence(alteration, repair)
+FROM (VALUES ('CACHE 10', 'CACHE 1'), ('INCREMENT -1', 'INCREMENT 1'), ('CYCLE', 'NO CYCLE'), ('SET UNLOGGED', 'SET LOGGED')) v(alteration, repair);
+ALTER SEQUENCE idempotency.outbox_id_seq CACHE 10;
+SELECT idempotency.emit('altered', '1');
+ALTER SEQUENCE idempotency.outbox_id_seq CACHE 1;
+SELECT idempotency.emit('altered', '1') > 0 AS emitted;
+SELECT idempotency.ack(id, attempt) FROM idempotency.take('altered');
+
 DROP SCHEMA regress_alter CASCADE;
 DROP ACCESS METHOD regress_heap;
 TRUNCATE idempotency.keys;
