@@ -18,6 +18,7 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
+#include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
@@ -36,6 +37,8 @@ typedef struct CachedMachine
 static MemoryContext machines_context = NULL;
 static HTAB *machines = NULL;
 static bool machines_valid = false;
+static bool machines_announced = true;	/* is every change? */
+static LocalTransactionId machines_read_in = InvalidLocalTransactionId;
 static Oid	machines_relid = InvalidOid;
 
 PG_FUNCTION_INFO_V1(idempotency_define_machine);
@@ -129,6 +132,9 @@ ik_find_machine(const char *name)
 
 	/* the caller's locks may be old: no new one has taken these in */
 	AcceptInvalidationMessages();
+	/* else each transaction reads them anew */
+	if (!machines_announced && machines_read_in != compat_my_lxid)
+		machines_valid = false;
 	if (!machines_valid)
 	{
 		HASHCTL		ctl = {.keysize = MAX_NAME + 1,.entrysize = sizeof(CachedMachine)};
@@ -154,6 +160,7 @@ ik_find_machine(const char *name)
 
 		/* An invalidation that comes while we read must not be lost. */
 		machines_valid = true;
+		machines_read_in = compat_my_lxid;
 	}
 
 	/* a trigger made by hand may name one so long: to be refused, not cut */
@@ -264,6 +271,8 @@ load_machine(const char *name)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"idempotency.machines\" has been altered"),
 				 errhint("Take back what was altered, or create the extension again.")));
+
+	machines_announced = ik_is_announced(rel);
 
 	/* a context that an error frees, and the cache's when all went well */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idempotency machine",

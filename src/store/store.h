@@ -218,6 +218,7 @@ typedef struct OwnTable
 	Oid			found[MAX_OWN_INDEXES]; /* as indexes */
 	bool		other_indexes;	/* has somebody added one? */
 	uint64		changes;		/* such invalidations */
+	bool		unheard;		/* watched, but not announced */
 
 	/* how far purge has come, from call to call: only a hint */
 	struct
@@ -247,7 +248,8 @@ extern OwnTable *ik_part_of(OwnTable *table, Datum home);
 extern List *ik_tables_here(OwnTable *table);
 extern Relation ik_open_table(OwnTable *table, LOCKMODE lockmode);
 extern Oid	ik_own_index(OwnTable *table, int which);
-extern uint64 ik_table_changes(const OwnTable *table);
+extern uint64 ik_table_changes(OwnTable *table);
+extern bool ik_is_announced(Relation rel);
 
 /* own.c: which objects are ours, and in whose name their tables are written */
 extern Oid	ik_own_relation(const char *name);

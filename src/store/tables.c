@@ -416,9 +416,34 @@ ik_own_index(OwnTable *table, int which)
  * backend has heard?  While the count stays, what was read under it is right.
  */
 uint64
-ik_table_changes(const OwnTable *table)
+ik_table_changes(OwnTable *table)
 {
+	/* one may have come unheard: what was read under it is right just now */
+	if (table->unheard)
+		table->changes++;
 	return table->changes;
+}
+
+/*
+ * Are all changes of a watched table announced?  pg_restore --disable-triggers,
+ * which is ENABLE TRIGGER ALL at its end, leaves the trigger as one that does not
+ * fire for a replica.
+ */
+bool
+ik_is_announced(Relation rel)
+{
+	bool		announced = false;
+
+	/* a look at a catalog may replace the list */
+	for (int i = 0; rel->trigdesc != NULL && i < rel->trigdesc->numtriggers; i++)
+	{
+		Trigger    *trigger = &rel->trigdesc->triggers[i];
+
+		if (trigger->tgenabled == TRIGGER_FIRES_ALWAYS &&
+			ik_is_ours(ProcedureRelationId, trigger->tgfoid))
+			announced = true;
+	}
+	return announced;
 }
 
 /*
@@ -476,12 +501,11 @@ examine(OwnTable *table, Relation rel)
 static bool
 has_our_triggers(OwnTable *table, Relation rel)
 {
-	TriggerDesc *triggers = rel->trigdesc;
-
 	if (!table->watched)
-		return triggers == NULL;
-	return triggers != NULL && triggers->numtriggers == 1 &&
-		ik_is_ours(ProcedureRelationId, triggers->triggers[0].tgfoid);
+		return rel->trigdesc == NULL;
+	table->unheard = !ik_is_announced(rel);
+	return rel->trigdesc != NULL && rel->trigdesc->numtriggers == 1 &&
+		ik_is_ours(ProcedureRelationId, rel->trigdesc->triggers[0].tgfoid);
 }
 
 static bool

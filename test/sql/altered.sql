@@ -224,6 +224,32 @@ SELECT idempotency.once('altered', 'a type of others');
 ALTER TABLE idempotency.keys DROP COLUMN kind;
 SELECT idempotency.once('altered', 'the end'), idempotency.once('altered', 'the end');
 
+-- pg_restore --data-only --disable-triggers leaves triggers that do not fire for a
+-- replica, such as a subscription: what it changes is seen nevertheless
+SELECT idempotency.define_machine('altered', '{"initial": "A", "transitions": {"A": ["B"]}}');
+ALTER TABLE idempotency.token_keys DISABLE TRIGGER ALL, ENABLE TRIGGER ALL;
+ALTER TABLE idempotency.secrets DISABLE TRIGGER ALL, ENABLE TRIGGER ALL;
+ALTER TABLE idempotency.machines DISABLE TRIGGER ALL, ENABLE TRIGGER ALL;
+SELECT idempotency.issue_token('s', 'p') AS token, idempotency.lock_hash('altered', 'k') AS hash \gset
+SELECT idempotency.machine_diagram('altered') LIKE '%B%' AS known;
+BEGIN;
+SET LOCAL session_replication_role = replica;
+CREATE TEMP TABLE token_key AS SELECT * FROM idempotency.token_keys;
+DELETE FROM idempotency.token_keys;
+INSERT INTO idempotency.secrets DEFAULT VALUES;
+UPDATE idempotency.machines SET definition = '{"initial": "A", "transitions": {"A": ["C"]}}';
+COMMIT;
+SELECT status FROM idempotency.check_token(:'token', 's', 'p');
+SELECT idempotency.lock_hash('altered', 'k') <> :hash AS changed, idempotency.machine_diagram('altered') LIKE '%C%' AS replaced;
+INSERT INTO idempotency.token_keys SELECT id, created_at, rotated_at, secret, system, database FROM token_key;
+SELECT status FROM idempotency.check_token(:'token', 's', 'p');
+ALTER TABLE idempotency.token_keys ENABLE ALWAYS TRIGGER changed;
+ALTER TABLE idempotency.secrets ENABLE ALWAYS TRIGGER changed;
+ALTER TABLE idempotency.machines ENABLE ALWAYS TRIGGER changed;
+SELECT status FROM idempotency.check_token(:'token', 's', 'p');
+DELETE FROM idempotency.secrets WHERE created_at = (SELECT max(created_at) FROM idempotency.secrets);
+SELECT idempotency.drop_machine('altered');
+
 -- the outbox's sequence: its numbers only grow, for all sessions together, and
 -- a crash brings none back
 CREATE FUNCTION regress_alter.sequence(alteration text, repair text) RETURNS text LANGUAGE plpgsql AS $$
