@@ -268,6 +268,7 @@ SELECT idempotency.emit('altered', '1');
 ALTER SEQUENCE idempotency.outbox_id_seq CACHE 1;
 SELECT idempotency.emit('altered', '1') > 0 AS emitted;
 SELECT idempotency.ack(id, attempt) FROM idempotency.take('altered');
+ALTER SEQUENCE idempotency.outbox_id_seq RESTART;
 
 DROP SCHEMA regress_alter CASCADE;
 DROP ACCESS METHOD regress_heap;

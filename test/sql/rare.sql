@@ -108,6 +108,7 @@ SELECT idempotency.at_home('00000000-0000-0000-0000-000000000000'::uuid, 'idempo
 SET client_min_messages = warning;
 DELETE FROM idempotency.keys;
 TRUNCATE idempotency.outbox, idempotency.outbox_leases, idempotency.outbox_keys;
+ALTER SEQUENCE idempotency.outbox_id_seq RESTART;
 DELETE FROM idempotency.transition_log;
 DROP SCHEMA rare CASCADE;
 SELECT idempotency.drop_machine('rare');
