@@ -17,7 +17,7 @@ $node->init;
 # the smallest lock table that the rest can live with
 $node->append_conf('postgresql.conf', q{
 max_connections = 10
-max_locks_per_transaction = 10
+max_locks_per_transaction = 12
 max_prepared_transactions = 0
 max_worker_processes = 4
 autovacuum = off
