@@ -67,6 +67,7 @@ ik_close_outbox(Outbox *box)
 	/* or a second call in the same statement could not change what we wrote */
 	CommandCounterIncrement();
 }
+
 /*
  * Its numbers only grow, for all sessions together, and a crash brings none back:
  * the order of a key's events is theirs, and an id may be a key somewhere else.

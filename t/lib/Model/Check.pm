@@ -822,8 +822,8 @@ sub check_outbox
 				for my $b (grep { committed($_->[0]) } @{ $out{$other} })
 				{
 					my $both = max(map { $_->[0]{tx}{c_ret} } $a, $b);
-					next if grep { $_->[0]{inv} + 1000 * $_->[0]{lease} <= $both } $a, $b;
-					next if grep { $done->($_) && $_->{inv} <= $both } map { @{ $at{$_} // [] } } $id, $other;
+					my $then = { inv => $both, ret => $both };
+					next unless is_out($a->[0], $id, $a->[1], $then, \%at, \@retries) && is_out($b->[0], $other, $b->[1], $then, \%at, \@retries);
 					say_($b->[0], "event $other while event $id is out since operation $a->[0]{n}");
 				}
 			}
