@@ -377,16 +377,17 @@ intern(names_hash *index, NameRef name, int *n, void **array, Size size)
 static NameRef
 checked_name(const char *kind, const JsonbValue *value)
 {
+	NameRef		name = {0};		/* its padding, too: it is kept in arrays */
+
 	if (value->type != jbvString)
 		invalid_definition(psprintf("The name of each %s must be a string.",
 									kind));
 	if (value->val.string.len == 0 || value->val.string.len > MAX_NAME)
 		invalid_definition(psprintf("The name of each %s must have 1 to %d bytes.",
 									kind, MAX_NAME));
-	return (NameRef)
-	{
-		value->val.string.val, value->val.string.len
-	};
+	name.data = value->val.string.val;
+	name.len = value->val.string.len;
+	return name;
 }
 
 static bool
