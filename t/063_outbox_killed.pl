@@ -90,7 +90,8 @@ sub alive
 	return eval { $run->{handle}->pump_nb; $run->{handle}->pumpable };
 }
 
-my (%errors, $kills);
+my $kills = 0;
+my %errors;
 sub restart_dead
 {
 	my ($until_gone) = @_;
@@ -107,8 +108,9 @@ sub restart_dead
 
 launch('worker') for 1 .. 8;
 launch('emitter') for 1 .. 4;
+# on a slow machine longer
 my $end = time + $seconds;
-while (time < $end)
+while (time < $end || $kills <= 20 && time < $end + 120)
 {
 	sleep 0.1;
 	$kills += $node->safe_psql('postgres', q{
