@@ -116,8 +116,8 @@ idempotency_find_keys(PG_FUNCTION_ARGS)
 	/* bounded: say where the next call goes on */
 	if (pages.end < pages.blocks)
 		ereport(NOTICE,
-				(errmsg("looked at %u pages from page %u on, of %u",
-						pages.end - pages.first, pages.first, pages.blocks),
+				(errmsg("looked at pages %u to %u of %u",
+						pages.first, pages.end - 1, pages.blocks),
 				 errhint("Go on with from_page => %u.", pages.end)));
 	return (Datum) 0;
 }
