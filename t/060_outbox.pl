@@ -16,9 +16,9 @@ $node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 
 sub sql { return $node->safe_psql('postgres', join ';', @_); }
 
-# events go by their payloads here
+# events go by their payloads here; leases are long, for servers that are slow
 sql(q{CREATE FUNCTION event(p text) RETURNS bigint LANGUAGE sql AS $$SELECT id FROM idempotency.outbox WHERE payload #>> '{}' = p$$});
-my $take = "SELECT attempt || ':' || (payload #>> '{}') FROM idempotency.take('t')";
+my $take = "SELECT attempt || ':' || (payload #>> '{}') FROM idempotency.take('t', lease => '1 h')";
 
 #
 # Prepared transactions
